@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 from warnings import catch_warnings, simplefilter
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
@@ -165,10 +166,8 @@ def laplace_torch_entries(detector: Detector, frame: tuple[Any, Any]) -> list[En
 def paper_mcglm(model: MCGLM) -> Callable[[Any], object]:
     """Return algorithm 1 of the paper: a full pass and a finite difference per direction."""
     linearized, epsilon = model.linearized, 1e-5
-    theta, etas = (
-        linearized.theta(),
-        model.posterior.sample(model.samples, torch.Generator().manual_seed(model.seed)),
-    )
+    theta = linearized.theta()
+    etas = model.posterior.sample(model.samples, torch.Generator().manual_seed(model.seed))
 
     def call(inputs: Any) -> object:
         with torch.no_grad():
@@ -244,17 +243,12 @@ def measure(
 
 
 def _row(entry: Entry, times: list[float], plain: float, peak: float | None) -> dict[str, Any]:
-    low, middle, high = _quartiles(times) if times else (None, None, None)
-    return {
-        "method": entry.method,
-        "samples": entry.samples,
-        "ms": None if middle is None else 1e3 * middle,
-        "low": None if low is None else 1e3 * low,
-        "high": None if high is None else 1e3 * high,
-        "ratio": None if middle is None else middle / plain,
-        "peak_mib": peak,
-        "note": entry.note,
-    }
+    row = {"method": entry.method, "samples": entry.samples, "peak_mib": peak, "note": entry.note}
+    numbers: dict[str, Any] = dict.fromkeys(("low", "ms", "high", "ratio"))
+    if times:
+        quartiles = (1e3 * np.quantile(times, (0.25, 0.5, 0.75))).tolist()
+        numbers |= dict(zip(numbers, quartiles)) | {"ratio": quartiles[1] / (1e3 * plain)}
+    return {**row, **numbers}
 
 
 def _reset_peak(device: str) -> bool:
@@ -274,13 +268,6 @@ def _peak_mib(device: str) -> float:
         return torch.cuda.max_memory_allocated() / 2**20
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
-
-
-def _quartiles(values: list[float]) -> tuple[float, float, float]:
-    if len(values) == 1:
-        return values[0], values[0], values[0]
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return low, middle, high
 
 
 def format_table(rows: list[dict[str, Any]]) -> str:

@@ -22,19 +22,20 @@ BLOCK = 16  # frames per block: an interrupted run loses at most this many
 
 
 class BlockStore(Generic[T]):
-    """A folder with the finished blocks of a run, which exists only until the run is complete.
+    """The folder next to ``out`` with the finished blocks, which exists until the run is complete.
 
     write: writes a block and its metadata to a file; read: returns both from the file.
     """
 
     def __init__(
         self,
-        folder: Path,
+        out: Path,
         write: Callable[[Path, T, dict[str, Any]], None],
         read: Callable[[Path], tuple[T, Mapping[str, Any]]],
         size: int = BLOCK,
     ):
-        self.folder, self.write, self.read, self.size = folder, write, read, size
+        self.folder = out.with_name(f"{out.name}.parts")
+        self.write, self.read, self.size = write, read, size
 
     def refuse_leftovers(self, resume: bool, world: World) -> None:
         """Raise if blocks of another run exist, or something else has the folder's name.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from boxcov.evaluate.covariance_metrics import LEVELS
 from boxcov.evaluate.records import Records
 from boxcov.files import make_folder, to_json, write_text
 from boxcov.pipeline import evaluate, predict
-from boxcov.pipeline.detectors import load_detector
+from boxcov.pipeline.detectors import load_detector, plain_milliseconds
 from boxcov.pipeline.frames import load_frames
 from boxcov.pipeline.options import (
     DataOptions,
@@ -83,7 +82,9 @@ def _run_scene(name: str, out: Path, step: Steps, size: Size) -> Scene:
     )
     progress = step(f"{name}: evaluate")
     study = evaluate.build_study(EvaluateCommand(predictions=(file,)), progress)
-    plain = _plain_milliseconds(replace(source, count=min(size.frames, 5)))
+    frames = load_frames(replace(source, count=min(size.frames, 5)))
+    times = plain_milliseconds(load_detector(DETECTOR), frames)
+    plain = median(times[1:] or times)
     rows = [{**row, "ratio": row["ms"] / plain} for row in study.runtime]
     first = {**rows[0], "method": "plain detector", "ms": plain, "ratio": 1.0}
     study = replace(study, runtime=[first, *rows])
@@ -117,13 +118,3 @@ def scene_numbers(records: Records) -> dict[str, Any]:
 def _count(bad: Any) -> dict[str, Any]:
     """Return the number of boxes and the share of bad ones."""
     return {"boxes": len(bad), "bad": float(bad.mean()) if len(bad) else None}
-
-
-def _plain_milliseconds(source: DataOptions) -> float:
-    """Return the median time of the plain detector, without the first frame."""
-    detector, spent = load_detector(DETECTOR), []
-    for inputs, _ in load_frames(source):
-        began = perf_counter()
-        detector.detect(inputs)
-        spent.append(1e3 * (perf_counter() - began))
-    return median(spent[1:] or spent)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeGuard, TypeVar
 
 import torch
 
+from boxcov._torch.clock import seconds
 from boxcov.detector import Detector
 from boxcov.detectors import centerpoint, torchvision, transformers, ultralytics, yolox
 from boxcov.detectors.centerpoint import CenterPoint, Config
@@ -117,6 +118,16 @@ def move_to_device(detector: D, device: str) -> D:
             f"no device {device!r} on this machine: give cpu, or cuda if torch finds a GPU"
         ) from None
     return detector.to(device)
+
+
+def plain_milliseconds(detector: Detector, frames: Iterable[Any]) -> list[float]:
+    """Return the time of the plain detector on each frame; the first one warms up."""
+    device, found = next(detector.parameters()).device, []
+    for inputs, _ in frames:
+        began = seconds(device)
+        detector.detect(inputs)
+        found.append(1e3 * (seconds(device) - began))
+    return found
 
 
 def centerpoint_config(name: str) -> Config:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from boxcov._torch.distributed import World, join_process_group
 from boxcov.data.loader import load_items
@@ -14,6 +13,7 @@ from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.evaluate.method_table import table
+from boxcov.input_file import reading
 from boxcov.pipeline.block_store import BlockStore
 from boxcov.pipeline.frames import (
     Progress,
@@ -22,9 +22,9 @@ from boxcov.pipeline.frames import (
     source_of_detections,
 )
 from boxcov.pipeline.options import DataOptions, EvaluateCommand
-from boxcov.pipeline.paths import blocks_folder, holds_output
+from boxcov.pipeline.paths import holds_output
 from boxcov.report.page import write
-from boxcov.report.study import METHOD_META, Scene, Study, methods_of, scenes_of
+from boxcov.report.study import METHOD_META, Study, methods_of, runtime_row, scenes_of, settings_of
 from boxcov.version import __version__
 
 
@@ -36,6 +36,14 @@ class Evaluation:
     rows: list[dict[str, Any]]
 
 
+class _Files(NamedTuple):
+    """Files of predictions by the name of their method, and the frames that all are about."""
+
+    found: dict[str, Detections]
+    source: DataOptions
+    frames: Sequence[Any]
+
+
 @holds_output
 def run(options: EvaluateCommand, progress: Progress | None = None) -> Evaluation | None:
     """Compare predictions with the objects of their frames; write the report if there is an output.
@@ -44,17 +52,29 @@ def run(options: EvaluateCommand, progress: Progress | None = None) -> Evaluatio
     is written. Under torchrun the ranks share the blocks, and all but rank 0 return None.
     """
     with join_process_group("cpu") as (world, _):
-        store = _block_store(options.out, world)
+        if options.out is None and not world.is_single:
+            raise BoxcovError(
+                "several processes exchange files next to the report: give --out FILE"
+            )
+        store = None if options.out is None else _block_store(options.out)
         if store is not None:
-            _read_objects(store, options, world, progress)
+            store.refuse_leftovers(options.resume, world)
+        files = _load_files(options)
+        if store is not None:
+            _read_objects(store, files, world, progress)
         if world.rank:
             return None
-        study = build_study(options, progress, store)
+        study = _build_study(options, files, store, progress)
     rows = quality_rows(study, options.replicates, options.seed)
     if options.out is not None and store is not None:
-        write(options.out, study)
+        write(options.out, study, rows=rows)
         store.remove()
     return Evaluation(study, rows)
+
+
+def build_study(options: EvaluateCommand, progress: Progress | None = None) -> Study:
+    """Return the matched records of each file, with the first frames as scenes."""
+    return _build_study(options, _load_files(options), None, progress)
 
 
 def quality_rows(study: Study, replicates: int = 200, seed: int = 0) -> list[dict[str, Any]]:
@@ -62,78 +82,20 @@ def quality_rows(study: Study, replicates: int = 200, seed: int = 0) -> list[dic
     return table({method.name: method.records for method in study.methods}, replicates, seed)
 
 
-def _block_store(out: Path | None, world: World) -> BlockStore[GroundTruth] | None:
-    if out is not None:
-        return BlockStore(
-            blocks_folder(out), lambda path, part, meta: part.save(path, meta), GroundTruth.load
-        )
-    if not world.is_single:
-        raise BoxcovError("several processes exchange files next to the report: give --out FILE")
-    return None
-
-
-def _read_objects(
-    store: BlockStore[GroundTruth],
-    options: EvaluateCommand,
-    world: World,
-    progress: Progress | None,
-) -> None:
-    """Read the objects of this rank's share of the frames into ``store``."""
-    store.refuse_leftovers(options.resume, world)
-    files = [Detections.load(path) for path in options.predictions]
-    source = _common_source(options, files)
-    frames = _load_frames(source, files[0])
-
-    def read_block(numbers: range, items: Iterator[Any]) -> GroundTruth:
-        targets = []
-        for number, (_, target) in zip(numbers, items):
-            targets.append((None, target))
-            if progress is not None:
-                progress(number + 1, len(frames))
-        return GroundTruth.from_frames(targets)
-
-    meta = {"source": asdict(source), "frames": len(frames), "boxcov": __version__}
-    loaded = load_in_background(frames, options.workers, "cpu", source.seed)
-    store.fill(loaded, meta, read_block, world, progress)
-
-
-def build_study(
-    options: EvaluateCommand,
-    progress: Progress | None = None,
-    store: BlockStore[GroundTruth] | None = None,
-) -> Study:
-    """Return the matched records of each file, with the first frames as scenes.
-
-    store: the objects of all frames; without it they are read here.
-    """
+def _load_files(options: EvaluateCommand) -> _Files:
     names = _method_names(options.predictions)
-    files = [Detections.load(path) for path in options.predictions]
-    source, first = _common_source(options, files), files[0]
-    truth, scenes = _read_frames(options, source, first, store, progress)
-    methods = []
-    for path, name, found in zip(options.predictions, names, files):
-        try:
-            methods += methods_of(name, found, truth, options.uncertainty)
-        except BoxcovError as error:
-            raise BoxcovError(f"{path}: {error}") from None
-    about = {
-        "data": " ".join(part for part in (source.data, source.split) if part),
-        "frames": truth.frames,
-        "objects": len(truth.labels),
-        "u": options.uncertainty,
-        **_only(first.meta, ("detector", "posterior", "boxcov", "torch")),
-        **{name: _only(found.meta, METHOD_META) for name, found in zip(names, files)},
-    }
-    runtime = [
-        _runtime_row(name, found)
-        for name, found in zip(names, files)
-        if found.meta.get("milliseconds")
-    ]
-    return Study(f"Uncertainty of boxes: {about['data']}", about, methods, scenes, runtime)
-
-
-def _only(meta: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    return {name: meta[name] for name in names if name in meta}
+    found = [Detections.load(path) for path in options.predictions]
+    source = _common_source(options, found)
+    frames = load_labelled_frames(source, "cpu", found[0].classes)
+    last = int(found[0].frame.max()) + 1 if len(found[0]) else 0
+    expected = found[0].meta.get("frames", max(last, len(frames)))
+    if expected != len(frames):
+        raise BoxcovError(
+            f"{source.data}: has {len(frames)} frames, but the predictions have {expected}: "
+            "these are not the same frames"
+        )
+    frames = load_in_background(frames, options.workers, "cpu", source.seed)
+    return _Files(dict(zip(names, found)), source, frames)
 
 
 def _method_names(paths: Sequence[Path]) -> list[str]:
@@ -160,51 +122,69 @@ def _common_source(options: EvaluateCommand, files: Sequence[Detections]) -> Dat
     return sources[0]
 
 
-def _load_frames(source: DataOptions, found: Detections) -> Sequence[Any]:
-    frames = load_labelled_frames(source, "cpu", found.classes)
-    last = int(found.frame.max()) + 1 if len(found) else 0
-    expected = found.meta.get("frames", max(last, len(frames)))
-    if expected != len(frames):
-        raise BoxcovError(
-            f"{source.data}: has {len(frames)} frames, but the predictions have {expected}: "
-            "these are not the same frames"
+def _block_store(out: Path) -> BlockStore[GroundTruth]:
+    return BlockStore(out, lambda path, part, meta: part.save(path, meta), GroundTruth.load)
+
+
+def _read_objects(
+    store: BlockStore[GroundTruth], files: _Files, world: World, progress: Progress | None
+) -> None:
+    """Read the objects of this rank's share of the frames into ``store``."""
+    count = len(files.frames)
+
+    def read_block(numbers: range, items: Iterator[Any]) -> GroundTruth:
+        return GroundTruth.from_frames(
+            [(None, target) for _, _, target in _items(numbers, items, count, progress)]
         )
-    return frames
+
+    meta = {"source": asdict(files.source), "frames": count, "boxcov": __version__}
+    store.fill(files.frames, meta, read_block, world, progress)
 
 
-def _read_frames(
+def _items(
+    numbers: range, items: Iterable[Any], count: int, progress: Progress | None
+) -> Iterator[tuple[int, Any, Any]]:
+    """Yield number, inputs and targets of each frame, and show the progress."""
+    for number, (inputs, target) in zip(numbers, items):
+        yield number, inputs, target
+        if progress is not None:
+            progress(number + 1, count)
+
+
+def _build_study(
     options: EvaluateCommand,
-    source: DataOptions,
-    found: Detections,
+    files: _Files,
     store: BlockStore[GroundTruth] | None,
     progress: Progress | None,
-) -> tuple[GroundTruth, dict[int, Scene]]:
-    """Return the objects of all frames, and the first frames as scenes for the report."""
-    frames = _load_frames(source, found)
+) -> Study:
+    """Return the study; store: the objects of all frames, else they are read here."""
+    frames, source = files.frames, files.source
     wanted = range(len(frames) if store is None else min(options.scenes, len(frames)))
     targets, shown = [], {}
-    loaded = load_in_background(frames, options.workers, "cpu", source.seed)
-    for number, (inputs, target) in zip(wanted, load_items(loaded, wanted)):
+    items = _items(wanted, load_items(frames, wanted), len(frames), None if store else progress)
+    for number, inputs, target in items:
         targets.append((None, target))
         if number < options.scenes:
             shown[number] = inputs
-        if progress is not None and store is None:
-            progress(number + 1, len(frames))
     truth = (
         GroundTruth.from_frames(targets)
         if store is None
         else GroundTruth.concatenate([part for part, _ in store.read_all(len(frames))])
     )
-    return truth, scenes_of(shown, truth, found.fields)
-
-
-def _runtime_row(name: str, found: Detections) -> dict[str, Any]:
-    """Return the median milliseconds per frame, without the first frame, which warms up."""
-    spent = found.meta["milliseconds"]
-    row = {
-        "method": name,
-        "device": found.meta.get("device", ""),
-        "boxes": round(len(found) / len(spent)),
-        "ms": median(spent[1:] or spent),
+    methods = []
+    for path, (name, found) in zip(options.predictions, files.found.items()):
+        with reading(path, "predictions"):
+            methods += methods_of(name, found, truth, options.uncertainty)
+    first = next(iter(files.found.values()))
+    about = {
+        "data": " ".join(part for part in (source.data, source.split) if part),
+        "frames": truth.frames,
+        "objects": len(truth.labels),
+        "u": options.uncertainty,
+        **settings_of(first, ("detector", "posterior", "boxcov", "torch")),
+        **{name: settings_of(found, METHOD_META) for name, found in files.found.items()},
     }
-    return row if found.meta.get("samples") is None else {**row, "samples": found.meta["samples"]}
+    runtime = [runtime_row(name, found) for name, found in files.found.items()]
+    scenes = scenes_of(shown, truth, first.fields)
+    title = f"Uncertainty of boxes: {about['data']}"
+    return Study(title, about, methods, scenes, [row for row in runtime if row])

@@ -84,12 +84,3 @@ def checkpoint_path(out: Path) -> Path:
     'posterior.safetensors.checkpoint'
     """
     return out.with_name(f"{out.name}.checkpoint")
-
-
-def blocks_folder(out: Path) -> Path:
-    """Return the folder with the finished blocks of the run that writes ``out``.
-
-    >>> str(blocks_folder(Path("d.safetensors")))
-    'd.safetensors.parts'
-    """
-    return out.with_name(f"{out.name}.parts")

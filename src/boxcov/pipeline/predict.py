@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -39,7 +40,7 @@ from boxcov.pipeline.frames import (
 from boxcov.pipeline.options import EstimatorOptions, PredictCommand, RankCommand
 from boxcov.pipeline.options.common import SHIPPED_POSTERIOR
 from boxcov.pipeline.output_format import check_format, write_detections
-from boxcov.pipeline.paths import blocks_folder, holds_output
+from boxcov.pipeline.paths import holds_output
 from boxcov.pipeline.show import check_show, pictures
 from boxcov.posterior import file as posterior_file
 from boxcov.posterior.posterior import Posterior
@@ -65,23 +66,23 @@ def run(
     torchrun the ranks share the blocks; rank 0 writes the output and the others return {}.
     ``meta`` of the output states the options, the frames and the milliseconds per frame.
     """
-    out, source = options.out, options.source
     estimator_options = options.estimator.for_detector(options.detector)
     check_show(options.show, options.force)
-    store = block_store(out, block)
+    store = block_store(options.out, block)
     with join_process_group(options.device) as (world, device):
         store.refuse_leftovers(options.resume, world)
         detector = load_detector(options, device)
         frames, frames_meta = open_frames(options, device, detector)
-        fields = tuple(detector.box_fields)
+        seed = options.source.seed
         model = build_predictor(
             detector,
             estimator_options,
-            source.seed,
+            seed,
             max_boxes=options.max_boxes,
             with_logit=options.with_logit,
         )
         is_calibrated = model.error_model is not None
+        fields = tuple(detector.box_fields)
         check_format(options.format, frames, fields, is_calibrated, options.message)
         meta = {
             **model.settings(),
@@ -94,29 +95,33 @@ def run(
             "torch": torch.__version__,
         }
         meta = json.loads(to_json(meta))  # tuples become lists, as when read from a file
-
-        def predict_block(numbers: range, items: Iterator[Any]) -> Detections:
-            return _predict_block(model, numbers, items, len(frames), progress)
-
-        loaded = load_in_background(frames, options.workers, device, source.seed)
-        store.fill(loaded, meta, predict_block, world, progress)
+        compute = partial(_predict_block, model, total=len(frames), progress=progress)
+        store.fill(
+            load_in_background(frames, options.workers, device, seed),
+            meta,
+            compute,
+            world,
+            progress,
+        )
     if world.rank:
         return {}
     found = read_blocks(store, len(frames))
-    milliseconds = found.meta["milliseconds"]
     found = replace(found, meta={**meta, **found.meta})
-    write_detections(options.format, out, frames, found, options.message)
+    write_detections(options.format, options.out, frames, found, options.message)
     store.remove()
     _show(options, frames, found, drawing)
+    return {"out": str(options.out), **_summary(found), **meta}
+
+
+def _summary(found: Detections) -> dict[str, Any]:
+    """Return the numbers of all frames that the command prints."""
+    has_risk = found.no_object is not None
     return {
-        "out": str(out),
         "boxes": len(found),
-        "frames": len(frames),
-        "milliseconds": median(milliseconds),
+        "milliseconds": median(found.meta["milliseconds"]),
         "uncertainty": float(found.uncertainty.median()) if len(found) else None,
-        "risk": float(found.risk.median()) if is_calibrated and len(found) else None,
-        "low_risk": int((found.risk < 0.2).sum()) if is_calibrated else None,
-        **meta,
+        "risk": float(found.risk.median()) if has_risk and len(found) else None,
+        "low_risk": int((found.risk < 0.2).sum()) if has_risk else None,
     }
 
 
@@ -165,32 +170,43 @@ def build_predictor(
     calibrated: bool = True,
 ) -> Predictor:
     """Return the predictor that ``options`` describe; ``calibrated=False`` has no error model."""
-    if options.method == "nms":
-        return NMSSpread(detector)
-    posterior = None if options.posterior is None else Posterior.load(options.posterior, detector)
-    error_model = None
-    if posterior is not None:
+    posterior = error_model = None
+    if options.posterior is not None and options.method != "nms":
+        posterior = Posterior.load(options.posterior, detector)
         error_model, posterior = posterior.error_model, posterior.with_error_model(None)
-    samples = 10 if options.samples is None else options.samples
-    model: Predictor
-    if options.method == "mci":
-        model = MCI(detector, posterior, samples=samples, seed=seed, with_logit=with_logit)
-    elif posterior is None:
-        raise BoxcovError(f"the method {options.method} needs a posterior: give --posterior FILE")
-    elif options.method == "glm":
-        model = GLM(detector, posterior, max_boxes=max_boxes, with_logit=with_logit)
-    elif options.method == "exact":
-        model = ExactGLM(detector, posterior, options.samples, seed, with_logit=with_logit)
-    else:
-        epsilon = 1e-7 if options.epsilon is None else options.epsilon
-        derivative = options.derivative or "jvp"
-        model = MCGLM(
-            detector, posterior, samples, derivative, epsilon, seed, with_logit=with_logit
-        )
+    model = predictor_of(
+        detector, posterior, options, seed, max_boxes=max_boxes, with_logit=with_logit
+    )
     if error_model is None or not calibrated:
         return model
     _check_estimator(options.posterior, error_model.estimator, estimator(model.settings()))
     return with_error_model(model, error_model)
+
+
+def predictor_of(
+    detector: Detector,
+    posterior: Posterior | None,
+    options: EstimatorOptions,
+    seed: int = 0,
+    *,
+    max_boxes: int | None = None,
+    with_logit: bool = False,
+) -> Predictor:
+    """Return the predictor for a posterior that is loaded."""
+    samples = 10 if options.samples is None else options.samples
+    if options.method == "nms":
+        return NMSSpread(detector)
+    if options.method == "mci":
+        return MCI(detector, posterior, samples=samples, seed=seed, with_logit=with_logit)
+    if posterior is None:
+        raise BoxcovError(f"the method {options.method} needs a posterior: give --posterior FILE")
+    if options.method == "glm":
+        return GLM(detector, posterior, max_boxes=max_boxes, with_logit=with_logit)
+    if options.method == "exact":
+        return ExactGLM(detector, posterior, options.samples, seed, with_logit=with_logit)
+    epsilon = 1e-7 if options.epsilon is None else options.epsilon
+    derivative = options.derivative or "jvp"
+    return MCGLM(detector, posterior, samples, derivative, epsilon, seed, with_logit=with_logit)
 
 
 def _check_estimator(path: Path | None, fitted: str, asked: str) -> None:
@@ -232,7 +248,7 @@ def block_store(out: Path, block: int = BLOCK) -> BlockStore[Detections]:
         found = Detections.load(path)
         return found, found.meta
 
-    return BlockStore(blocks_folder(out), write, read, block)
+    return BlockStore(out, write, read, block)
 
 
 def read_blocks(store: BlockStore[Detections], count: int) -> Detections:

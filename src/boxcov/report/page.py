@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from html import escape
 from importlib.resources import files
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import numpy as np
@@ -29,15 +30,22 @@ from boxcov.report.tables import (
     metric_table,
 )
 from boxcov.report.verdict import LEVEL, first_records, headline, sentences
-from boxcov.report.viewer import VIEWER_HTML, pack, viewer_methods
+from boxcov.report.viewer import pack, viewer_methods
 from boxcov.version import __version__
 
 SCRIPTS = ("data.js", "stage.js", "details.js", "viewer.js", "start.js")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
-def write(path: str | Path, study: Study, replicates: int = 200) -> None:
+def write(
+    path: str | Path,
+    study: Study,
+    replicates: int = 200,
+    rows: Sequence[Mapping[str, Any]] | None = None,
+) -> None:
     """Write the page to ``path``; ``replicates`` is the number of draws behind each interval.
+
+    rows: of ``boxcov.evaluate.summary.table``, if they are known.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -45,7 +53,7 @@ def write(path: str | Path, study: Study, replicates: int = 200) -> None:
     ...     "<h1>Night &amp; rain</h1>" in Path(f"{folder}/report.html").read_text(encoding="utf-8")
     True
     """
-    write_text(path, page(study, replicates))
+    write_text(path, page(study, replicates, rows))
 
 
 def report(
@@ -62,12 +70,17 @@ def report(
     return study
 
 
-def page(study: Study, replicates: int = 200) -> str:
-    """Return the HTML of the page."""
+def page(
+    study: Study, replicates: int = 200, rows: Sequence[Mapping[str, Any]] | None = None
+) -> str:
+    """Return the HTML of the page; the arguments are those of ``write``."""
+    if rows is None and study.has_boxes:
+        rows = table({method.name: method.records for method in study.methods}, replicates)
     data = pack(study)
+    is_viewed = data["scenes"] and data["methods"]
     sections = [
-        _viewer(bool(data["scenes"] and data["methods"])),
-        _quality(study, replicates),
+        Section("viewer", "Frames", _asset("viewer.html").rstrip()) if is_viewed else None,
+        _quality(study, rows or ()),
         _calibration(study),
         _curves(study),
         _runtime(study),
@@ -75,36 +88,18 @@ def page(study: Study, replicates: int = 200) -> str:
     ]
     parts = [section for section in sections if section is not None]
     links = "".join(f'<a href="#{part.id}">{escape(part.title)}</a>' for part in parts)
-    script = "\n".join(_asset(name) for name in SCRIPTS)
-    today = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<title>{escape(study.title)}</title>
-<style>
-{_asset("page.css")}</style>
-</head>
-<body>
-<main>
-<header><h1>{escape(study.title)}</h1>
-<nav>{links}</nav>
-</header>
-{_verdict(study)}
-{"".join(part.html for part in parts)}
-<footer>Written by boxcov {escape(__version__)}, {today}. This file needs no network.</footer>
-</main>
-<script type="application/json" id="data">{_embed_json(data)}</script>
-<script>
-"use strict";
-{{
-{script}}}
-</script>
-</body>
-</html>
-"""
+    return Template(_asset("page.html")).substitute(
+        policy=_POLICY,
+        title=escape(study.title),
+        style=_asset("page.css"),
+        links=links,
+        verdict=_verdict(study),
+        sections="".join(part.html for part in parts),
+        version=escape(__version__),
+        today=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        data=_embed_json(data),
+        script="\n".join(_asset(name) for name in SCRIPTS),
+    )
 
 
 def _verdict(study: Study) -> str:
@@ -146,15 +141,10 @@ class Section:
         return f'<section id="{self.id}">{title}\n{self.content}\n</section>\n'
 
 
-def _viewer(with_stage: bool) -> Section | None:
-    return Section("viewer", "Frames", VIEWER_HTML) if with_stage else None
-
-
-def _quality(study: Study, replicates: int) -> Section | None:
+def _quality(study: Study, rows: Sequence[Mapping[str, Any]]) -> Section | None:
     """The metrics of every method and of the baselines on the same boxes."""
     if not study.has_boxes:
         return None
-    rows = table({method.name: method.records for method in study.methods}, replicates)
     content = _gate(study) + (
         "<p>A box is certain if its u is below the mean of all u: the trace of the covariance, or "
         "the risk where the name says so. It is accurate if its IoU is at least 0.4, or if its "

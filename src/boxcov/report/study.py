@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -124,7 +125,7 @@ class Study:
         about = {
             "frames": truth.frames,
             "objects": len(truth.labels),
-            **_settings(first.meta, _SETTINGS),
+            **settings_of(first, _SETTINGS),
         }
         return Study(title, about, methods, scenes_of(inputs, truth, first.fields))
 
@@ -155,9 +156,7 @@ def methods_of(
     if not len(records):
         raise BoxcovError(f"{name}: no box has a score above 0.1: there is nothing to evaluate")
     u = records.uncertainty if uncertainty == "trace" else uncertainty_of(records, uncertainty)
-    described = [
-        f"{key} {found.meta[key]}" for key in METHOD_META if found.meta.get(key) is not None
-    ]
+    described = [f"{key} {value}" for key, value in settings_of(found, METHOD_META).items()]
     methods = [Method(name, records.with_uncertainty(u), ", ".join(described))]
     if records.risk is not None:
         note = "u is the risk: the probability that the box is bad"
@@ -191,8 +190,18 @@ def last_sweep(points: Tensor) -> Any:
     return points[points[:, 4] == 0, :3].numpy() if points.shape[1] > 4 else points[:, :3].numpy()
 
 
-def _settings(meta: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    return {name: meta[name] for name in names if meta.get(name) is not None}
+def settings_of(found: Detections, names: Sequence[str]) -> dict[str, Any]:
+    """Return the settings with these names that a file of detections states."""
+    return {name: found.meta[name] for name in names if found.meta.get(name) is not None}
+
+
+def runtime_row(name: str, found: Detections) -> dict[str, Any]:
+    """Return the median milliseconds per frame, without the first, which warms up; or nothing."""
+    spent = found.meta.get("milliseconds")
+    if not spent:
+        return {}
+    row = {"method": name, "device": found.meta.get("device", ""), "ms": median(spent[1:] or spent)}
+    return {**row, "boxes": round(len(found) / len(spent)), **settings_of(found, ("samples",))}
 
 
 def thin_points(points: Array, count: int) -> Array:

@@ -1,4 +1,4 @@
-"""The interactive viewer of the page: its HTML and its data. ``assets`` holds its script."""
+"""The data of the page's interactive viewer; ``assets`` holds its HTML and its script."""
 
 from __future__ import annotations
 
@@ -176,41 +176,3 @@ def deviations_and_correlations(covariance: Array) -> tuple[Array, Array]:
     with np.errstate(invalid="ignore", divide="ignore"):
         correlations = covariance[:, row, column] / (deviations[:, row] * deviations[:, column])
     return deviations, np.where(np.isfinite(correlations), correlations, 0.0).clip(-1, 1)
-
-
-VIEWER_HTML = """<div class="bar screen">
-<span class="group"><button id="previous" aria-label="previous frame">←</button>
-<select id="scene" aria-label="frame"></select>
-<button id="next" aria-label="next frame">→</button></span>
-<label>Method <select id="method"></select></label>
-<label>Class <select id="class-filter"><option value="-1">all</option></select></label>
-<label>score ≥ <output id="score-text"></output>
-<input type="range" id="score-filter" min="0" max="95" step="5" value="30"></label>
-<label><span><span id="value-name"></span> <output id="value-text"></output></span>
-<input type="range" id="value-filter" min="0" max="95" step="5" value="0"></label>
-<span id="count" class="quiet"></span>
-</div>
-<div class="split">
-<div>
-<div id="stage"><canvas id="points"></canvas>
-<svg id="boxes"><g id="world"></g><g id="labels"></g></svg>
-<span class="zoom screen"><button id="zoom-in" aria-label="zoom in">+</button>
-<button id="zoom-out" aria-label="zoom out">−</button>
-<button id="zoom-all">all</button></span></div>
-<div class="key"><label class="k-truth"><input type="checkbox" id="show-truth" checked>
-objects</label>
-<span class="k-tone">boxes, from low to high</span><span class="k-bad">filled: bad</span>
-<label class="k-region"><input type="checkbox" id="show-region" checked>
-<span><span id="region-note"></span><span id="magnified"></span></span></label>
-<label><input type="checkbox" id="show-numbers" checked>numbers</label>
-<label><input type="checkbox" id="show-points" checked>points</label></div>
-</div>
-<aside>
-<div id="list"><table><thead><tr><th>class</th><th>score</th><th class="value-name"></th>
-<th>truth</th></tr></thead><tbody></tbody></table></div>
-<div id="details" aria-live="polite"></div>
-</aside>
-</div>
-<p class="quiet"><span id="points-note"></span>
-<span class="screen">Keys: ← → frames, j k boxes (most at risk first), + − zoom, Esc all. The
-address of this page names the frame and the box.</span></p>"""

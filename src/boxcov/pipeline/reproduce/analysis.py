@@ -11,7 +11,7 @@ from boxcov.evaluate.quality import ERRORS
 from boxcov.evaluate.ranking import auroc
 from boxcov.evaluate.records import Records
 from boxcov.pipeline.reproduce import paper
-from boxcov.pipeline.reproduce.metrics import measure, nan_to_none, spearman
+from boxcov.pipeline.reproduce.metrics import measure, spearman
 from boxcov.pipeline.reproduce.plan import (
     DEPTHS,
     FORMS,
@@ -148,8 +148,7 @@ def _noise_cells(cases: list[Records], error: str) -> tuple[Any, ...]:
 
     correlation = np.mean([spearman(records.uncertainty, box_size(records)) for records in cases])
     difference = mean("P(U|I)") - mean("P(U)")
-    cells = mean("P(U)"), mean("P(U|I)"), difference, mean("AUROC"), float(correlation)
-    return tuple(nan_to_none(cell) for cell in cells)
+    return mean("P(U)"), mean("P(U|I)"), difference, mean("AUROC"), float(correlation)
 
 
 def amount_of_data(workspace: Workspace) -> Table:

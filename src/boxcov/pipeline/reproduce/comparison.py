@@ -10,7 +10,7 @@ import numpy as np
 from boxcov.evaluate.quality import ERRORS, METRICS
 from boxcov.evaluate.records import Records
 from boxcov.pipeline.reproduce import paper
-from boxcov.pipeline.reproduce.metrics import measure, nan_to_none, spearman
+from boxcov.pipeline.reproduce.metrics import measure, spearman
 from boxcov.pipeline.reproduce.plan import (
     DEPTHS,
     EPSILONS,
@@ -224,8 +224,8 @@ def _metric_rows(found: Mapping[str, Records], figures: paper.Figures) -> list[t
             for metric in METRICS:
                 cell = values[error][metric]
                 cells.append(figures[name][metric][error] if name in figures else None)
-                cells += [nan_to_none(cell["value"]), nan_to_none(cell["chance"])]
-            rows.append((*cells, nan_to_none(values[error]["AUROC"]["value"])))
+                cells += [cell["value"], cell["chance"]]
+            rows.append((*cells, values[error]["AUROC"]["value"]))
     return rows
 
 

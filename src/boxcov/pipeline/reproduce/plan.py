@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from boxcov.pipeline.frames import default_test_split
-from boxcov.pipeline.options import DetectorOptions, ReproduceCommand
+from boxcov.pipeline.options import DetectorOptions, EstimatorOptions, ReproduceCommand
 
 Form = Literal["paper", "prior"]
 FORMS: tuple[Form, ...] = ("paper", "prior")
@@ -49,39 +49,20 @@ class Setting(DetectorOptions):
         >>> Setting.from_options(ReproduceCommand(out=Path("r"))) == Setting()
         True
         """
-        count, test_count, slow, shift_count = (
-            (12, 2, 2, 1)
-            if options.quick
-            else (Setting.count, Setting.test_count, Setting.slow, Setting.shift_count)
-        )
-        own_detector = options.detector == Setting.detector
         test = options.test or options.data
-        own_shifts = Setting.shifts if options.data.startswith("simulated") else ()
-        return Setting(
-            detector=options.detector,
-            config=options.config,
-            legacy=options.legacy,
-            data=options.data,
-            split=options.split,
-            count=options.count or count,
-            n_data=options.n_data or (Setting.n_data if own_detector else None),
-            test=test,
-            test_split=options.test_split or default_test_split(test),
-            test_count=options.test_count or test_count,
-            slow=slow,
-            shifts=options.shift or own_shifts,
-            shift_count=options.shift_count or shift_count,
-            threshold=options.threshold,
-            sweeps=options.sweeps,
-            seed=options.seed,
-            device=options.device,
-            # other data has no frames beyond those of training and test
-            calibration_count=(
-                Setting.calibration_count
-                if test.startswith("simulated") and not options.quick
-                else 0
-            ),
-        )
+        sizes = {"count": 12, "test_count": 2, "slow": 2, "shift_count": 1} if options.quick else {}
+        defaults: dict[str, Any] = {**sizes, "test": test, "test_split": default_test_split(test)}
+        if options.detector != Setting.detector:
+            defaults["n_data"] = None
+        if not options.data.startswith("simulated"):
+            defaults["shifts"] = ()
+        if options.quick or not test.startswith("simulated"):
+            defaults["calibration_count"] = 0  # other data has no frames beyond training and test
+        known = {field.name for field in fields(Setting)}
+        given = {k: v for k, v in vars(options).items() if k in known and v is not None}
+        if options.shift:
+            given["shifts"] = options.shift
+        return Setting(**{**defaults, **given})
 
     def json(self) -> dict[str, Any]:
         return {**asdict(self), "shifts": list(self.shifts)}
@@ -102,6 +83,14 @@ class Run:
     epsilon: float = 1e-7
     on: str = TEST
     calibrated: bool = False  # with an error model
+
+    @property
+    def estimator(self) -> EstimatorOptions:
+        """How the covariances are computed."""
+        samples = self.samples if self.method in ("mcglm", "mci") else None
+        derivative = self.derivative if self.method == "mcglm" else None
+        epsilon = self.epsilon if derivative == "fd" else None
+        return EstimatorOptions(self.method, None, samples, derivative, epsilon)
 
     @property
     def key(self) -> str:

@@ -15,7 +15,7 @@ from boxcov.pipeline.terminal import without_nan
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of plain values under named columns; None where there is no value.
+    """Rows of plain values under named columns; None or NaN where there is no value.
 
     >>> print(Table("t", "A table", ("method", "ms"), [("GLM", 10636.0), ("x", None)]).markdown())
     **A table**
@@ -45,7 +45,7 @@ class Table:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(self.columns)
-        writer.writerows(self.rows)
+        writer.writerows(without_nan(self.rows))
         return text.getvalue()
 
     def json(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def _format(value: Any) -> str:
     >>> [_format(value) for value in (0.4, 12.34, 10636.2, 3, None, "H", 3.2e9)]
     ['0.40', '12.3', '10636', '3', '', 'H', '3.2e+09']
     """
-    if value is None:
+    if value is None or value != value:
         return ""
     if isinstance(value, str | int):
         return str(value)

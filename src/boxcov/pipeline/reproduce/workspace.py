@@ -22,17 +22,13 @@ from boxcov.input_file import read_json, reading
 from boxcov.kfac.checkpoint import Checkpoint
 from boxcov.kfac.fit import fit
 from boxcov.kfac.options import FitOptions
-from boxcov.pipeline.detectors import load_detector
+from boxcov.pipeline.detectors import load_detector, plain_milliseconds
 from boxcov.pipeline.frames import load_frames, preload_frames
 from boxcov.pipeline.options import DataOptions
 from boxcov.pipeline.paths import checkpoint_path
+from boxcov.pipeline.predict import predictor_of
 from boxcov.pipeline.reproduce.plan import CALIBRATION, TEST, Run, Setting, file_name
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.exact import ExactGLM
-from boxcov.predict.glm import GLM
-from boxcov.predict.mcglm import MCGLM
-from boxcov.predict.mci import MCI
-from boxcov.predict.nms_spread import NMSSpread
 from boxcov.version import __version__
 
 Progress = Callable[[str, int, int], None]  # name of the step, done, total
@@ -176,20 +172,14 @@ class Workspace:
         return self._last_model[1]
 
     def _build_predictor(self, run: Run) -> Callable[[Any], Detections]:
-        if run.method == "mci":
-            return MCI(self.detector, samples=run.samples)
-        if run.method == "nms":
-            return NMSSpread(self.detector)
-        posterior = restrict_posterior(self.posterior(run.share), run, self.detector)
-        if run.method == "glm":
-            return GLM(self.detector, posterior, max_boxes=self.setting.slow)
-        if run.method == "exact":
-            model = ExactGLM(self.detector, posterior)
-            if not run.calibrated:
-                return model
-            progress = partial(self.progress, "frames of the error model")
-            return calibrate(model, self.frames(CALIBRATION), progress=progress)
-        return MCGLM(self.detector, posterior, run.samples, run.derivative, run.epsilon)
+        posterior = None
+        if run.form is not None:
+            posterior = restrict_posterior(self.posterior(run.share), run, self.detector)
+        model = predictor_of(self.detector, posterior, run.estimator, max_boxes=self.setting.slow)
+        if not run.calibrated:
+            return model
+        progress = partial(self.progress, "frames of the error model")
+        return calibrate(model, self.frames(CALIBRATION), progress=progress)
 
     # Results
 
@@ -213,12 +203,7 @@ class Workspace:
         """Return the time of the plain detector on each test frame but the first."""
         path = self.folder / "predictions" / "plain.json"
         if not path.exists():
-            times = []
-            for inputs, _ in self.frames(TEST):
-                start = seconds(self.setting.device)
-                self.detector.detect(inputs)
-                times.append(1e3 * (seconds(self.setting.device) - start))
-            write_text(path, to_json(times) + "\n")
+            write_text(path, to_json(plain_milliseconds(self.detector, self.frames(TEST))) + "\n")
         with reading(path, "a list of milliseconds"):
             times = [float(ms) for ms in read_json(path)]
         return times[1:] or times
