@@ -3,32 +3,39 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from boxcov.version import __version__
+from boxcov.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from boxcov import data, detectors, error_model, evaluate
-    from boxcov.checks import check
-    from boxcov.concatenation import join_frames
-    from boxcov.detections import Detections
-    from boxcov.detector import Candidates, Detector, Selection
-    from boxcov.error_model.calibrate import calibrate
-    from boxcov.error_model.model import ErrorModel
-    from boxcov.errors import BoxcovError, BoxcovWarning
-    from boxcov.kfac.checkpoint import Checkpoint
-    from boxcov.kfac.ekfac import apply_ekfac
-    from boxcov.kfac.fit import fit
-    from boxcov.kfac.options import FitOptions
-    from boxcov.monitor import Monitor
-    from boxcov.posterior.posterior import Posterior
-    from boxcov.predict.deployment import CompiledModel, compile
-    from boxcov.predict.exact import ExactGLM
-    from boxcov.predict.glm import GLM
-    from boxcov.predict.held_out_nll import held_out_nll
-    from boxcov.predict.mcglm import MCGLM
-    from boxcov.predict.mci import MCI
-    from boxcov.predict.nms_spread import NMSSpread
-    from boxcov.predict.route import EngineOptions
-    from boxcov.wrapper import wrap
+    from boxcov import data as data
+    from boxcov import detectors as detectors
+    from boxcov import error_model as error_model
+    from boxcov import evaluate as evaluate
+    from boxcov.checks import check as check
+    from boxcov.concatenation import join_frames as join_frames
+    from boxcov.detections import Detections as Detections
+    from boxcov.detector import Candidates as Candidates
+    from boxcov.detector import Detector as Detector
+    from boxcov.detector import Selection as Selection
+    from boxcov.error_model.calibrate import calibrate as calibrate
+    from boxcov.error_model.model import ErrorModel as ErrorModel
+    from boxcov.errors import BoxcovError as BoxcovError
+    from boxcov.errors import BoxcovWarning as BoxcovWarning
+    from boxcov.kfac.checkpoint import Checkpoint as Checkpoint
+    from boxcov.kfac.ekfac import apply_ekfac as apply_ekfac
+    from boxcov.kfac.fit import fit as fit
+    from boxcov.kfac.options import FitOptions as FitOptions
+    from boxcov.monitor import Monitor as Monitor
+    from boxcov.posterior.posterior import Posterior as Posterior
+    from boxcov.predict.deployment import CompiledModel as CompiledModel
+    from boxcov.predict.deployment import compile as compile
+    from boxcov.predict.exact import ExactGLM as ExactGLM
+    from boxcov.predict.glm import GLM as GLM
+    from boxcov.predict.held_out_nll import held_out_nll as held_out_nll
+    from boxcov.predict.mcglm import MCGLM as MCGLM
+    from boxcov.predict.mci import MCI as MCI
+    from boxcov.predict.nms_spread import NMSSpread as NMSSpread
+    from boxcov.predict.route import EngineOptions as EngineOptions
+    from boxcov.wrapper import wrap as wrap
 
 # names are imported on first access, so that ``boxcov --help`` does not import torch
 _HOMES = {
@@ -64,39 +71,7 @@ _HOMES = {
     "wrap": "wrapper",
 }
 
-__all__ = [
-    "GLM",
-    "MCGLM",
-    "MCI",
-    "BoxcovError",
-    "BoxcovWarning",
-    "Candidates",
-    "Checkpoint",
-    "CompiledModel",
-    "Detections",
-    "Detector",
-    "EngineOptions",
-    "ErrorModel",
-    "ExactGLM",
-    "FitOptions",
-    "Monitor",
-    "NMSSpread",
-    "Posterior",
-    "Selection",
-    "__version__",
-    "apply_ekfac",
-    "calibrate",
-    "check",
-    "compile",
-    "data",
-    "detectors",
-    "error_model",
-    "evaluate",
-    "fit",
-    "held_out_nll",
-    "join_frames",
-    "wrap",
-]
+__all__ = sorted([*_HOMES, "__version__"])
 
 
 def __getattr__(name: str) -> Any:
@@ -111,4 +86,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

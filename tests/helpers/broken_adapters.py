@@ -254,7 +254,7 @@ BROKEN: list[tuple[Callable[[], Detector], str, str]] = [
     (Reselects, "decode: same instances", "rows for other raw outputs|reads other raw outputs"),
     (Resorts, "decode: same instances", "reads other raw outputs"),
     (MeanLoss, "loss", r"loss\(\) gives \(\) for 1 frames"),
-    (DividedLoss, "loss: alone", "in a batch with a copy of itself"),
+    (DividedLoss, "loss: frames apart", "beside a copy of itself"),
     (CoupledLoss, "loss: frames apart", "beside"),
     (LeakingLoss, "loss: frames apart", r"has a gradient in raw\['size'\] of the second"),
     (AlwaysDrops, "repeatable", "two passes in eval mode differ, by up to"),

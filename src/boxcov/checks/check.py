@@ -36,7 +36,6 @@ CHECKS: tuple[tuple[str, Callable[[Subject], Finding]], ...] = (
     ("decode: derivative", derivatives.differentiable),
     ("decode: same instances", derivatives.same_instances),
     ("loss", losses.shape),
-    ("loss: alone", losses.alone),
     ("loss: frames apart", losses.apart),
     ("loss: gradient", layers.loss_gradient),
     ("boxes: gradient", layers.box_gradient),

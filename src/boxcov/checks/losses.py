@@ -47,37 +47,23 @@ def shape(subject: Subject) -> Finding:
     return good(f"one value per frame: {', '.join(f'{x:.4g}' for x in found.tolist()[:4])}")
 
 
-def alone(subject: Subject) -> Finding:
-    """A frame's loss does not change when the frame is batched with a copy of itself."""
-    known = _known(subject)
-    twice = _losses(subject, [_frame(subject), _frame(subject)])
-    if len(twice) != 2 * len(known):
-        return bad(
-            f"loss() gives {len(twice)} values for {2 * len(known)} frames",
-            "return one value per frame, shape (B,)",
-        )
-    off = _off(twice, torch.cat([known, known]))
-    if off > _slack(subject):
-        return bad(
-            f"the loss of a frame is {float(known[0]):.4g} alone and {float(twice[0]):.4g} "
-            "in a batch with a copy of itself",
-            "do not divide by the number of frames or by counts over the whole batch",
-        )
-    return good(f"the same in a batch of two, to {off:.0e}")
-
-
 def apart(subject: Subject) -> Finding:
     """A frame's loss and its gradient do not depend on the other frame of a batch."""
-    known = _known(subject)
-    most = 0.0
+    known, most = _known(subject), 0.0
     for mate, how in _mates(subject):
         found = _losses(subject, [_frame(subject), mate])
+        if len(found) < 2 * len(known):
+            return bad(
+                f"loss() gives {len(found)} values for {2 * len(known)} frames",
+                "return one value per frame, shape (B,)",
+            )
         most = max(most, _off(found[: len(known)], known))
         if most > _slack(subject):
             return bad(
                 f"the loss of a frame is {float(known[0]):.4g} alone and {float(found[0]):.4g} "
                 f"beside {how}",
-                "normalise by each frame's own objects, and match targets frame by frame",
+                "divide by each frame's own objects, not by the number of frames or by counts over "
+                "the batch, and match targets frame by frame",
             )
     leaked = _leak(subject)
     if leaked:
@@ -127,16 +113,20 @@ def _losses(subject: Subject, frames: list[tuple[Any, Any]]) -> Tensor:
 
 
 def _mates(subject: Subject) -> list[tuple[tuple[Any, Any], str]]:
-    """Other frames for a batch: the given one or a perturbed copy, also with fewer targets."""
+    """Return other frames for a batch: a copy, and the given or a perturbed one.
+
+    The latter also with fewer targets.
+    """
     inputs, targets = subject.other or (changed(subject.inputs), subject.targets)
     what = "a perturbed copy" if subject.other is None else "another frame"
-    found = [((inputs, _fewer(targets)), f"{what} with other targets"), ((inputs, targets), what)]
+    copy, fewer = (_frame(subject), "a copy of itself"), _fewer(targets)
+    found = [copy, ((inputs, fewer), f"{what} with other targets"), ((inputs, targets), what)]
     with torch.no_grad():
         try:
             detector = subject.shadow()
-            detector.loss(detector(fresh(inputs)), fresh(found[0][0][1]))
+            detector.loss(detector(fresh(inputs)), fresh(fewer))
         except Exception:  # the loss may need the removed targets
-            return found[1:]
+            del found[1]
     return found
 
 

@@ -74,12 +74,15 @@ def key_value_table(entries: Mapping[str, Any]) -> str:
 
 def metric_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the table of the metrics of u; ``rows`` are those of ``evaluate.summary.table``."""
-    lines = [
-        _metric_row(_method_cell(row), row, [row[f"{m} {e}"] for m in _MEASURES for e in ERRORS])
-        for row in rows
-    ]
+    names = [ERROR_NAMES[error] for _ in _MEASURES for error in ERRORS]
+    groups = [("", 3), *((name, len(ERRORS)) for name in _MEASURES)]
+    lines: list[list[Cell]] = []
+    for row in rows:
+        counts = [format_value(row[name]) for name in ("boxes", "paired")]
+        cells = [_metric_cell(row[f"{name} {error}"]) for name in _MEASURES for error in ERRORS]
+        lines.append([_method_cell(row), *counts, *cells])
     quiet = {i for i, row in enumerate(rows) if row["kind"] == "chance"}
-    return html_table(_metric_head(), lines, _metric_groups(), quiet)
+    return html_table(["method", "boxes", "paired", *names], lines, groups, quiet)
 
 
 def covariance_table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -147,22 +150,6 @@ def _method_cell(row: Mapping[str, Any]) -> Cell:
     if row["kind"] == "chance":
         return "chance level"  # of the row above
     return row["method"], row["kind"] if row["kind"] in ("baseline", "difference") else ""
-
-
-def _metric_head() -> list[str]:
-    names = [ERROR_NAMES[error] for _ in _MEASURES for error in ERRORS]
-    return ["method", "boxes", "paired", *names]
-
-
-def _metric_groups() -> list[tuple[str, int]]:
-    return [("", 3), *((name, len(ERRORS)) for name in _MEASURES)]
-
-
-def _metric_row(
-    name: Cell, counts: Mapping[str, Any], cells: Sequence[Mapping[str, Any] | None]
-) -> list[Cell]:
-    numbers = [format_value(counts["boxes"]), format_value(counts["paired"])]
-    return [name, *numbers, *(_metric_cell(cell) for cell in cells)]
 
 
 def _metric_cell(cell: Mapping[str, Any] | None) -> Cell:

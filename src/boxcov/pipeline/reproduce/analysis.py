@@ -30,15 +30,8 @@ DRAWS = 20  # of the sampling noise
 
 def paper_chance() -> Table:
     """Compare P(U|I) of each column of the paper with P(U), which its metrics determine."""
-    tables = {
-        "I": paper.QUALITY,
-        "III": paper.DEPTH,
-        "IV": paper.SHARE,
-        "V": paper.EPSILON,
-        "VI": paper.SAMPLES,
-    }
     rows: list[tuple[Any, ...]] = []
-    for number, figures in tables.items():
+    for number, figures in zip(("I", "III", "IV", "V", "VI"), paper.TABLES.values()):
         for column, metrics in figures.items():
             for error in ERRORS:
                 avu, pac, pui = (metrics[name][error] for name in ("AvU", "P(A|C)", "P(U|I)"))

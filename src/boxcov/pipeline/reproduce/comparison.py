@@ -68,16 +68,13 @@ def quality(workspace: Workspace, form: Form) -> list[Table]:
     if refusal is not None:
         notes += (f"MC-GLM by finite differences of 1e-7: no numbers. {refusal}.",)
     paired = {method: records[records.paired] for method, records in found.items()}
-    tables = []
-    for name, title, methods in (
-        ("all", "all predictions", found),
-        ("paired", "predictions with an object", paired),
-    ):
-        rows = _metric_rows(methods, paper.QUALITY)
-        columns = ("method", "error", *METRIC_COLUMNS, "AUROC")
-        title = f"Quality, {NAMES[form]}, {title}"
-        tables.append(Table(f"quality-{form}-{name}", title, columns, rows, notes))
-    return tables
+    parts = {"all": ("all predictions", found), "paired": ("predictions with an object", paired)}
+    return [
+        _metric_table(
+            f"quality-{form}-{name}", f"Quality, {NAMES[form]}, {which}", "method", methods, notes
+        )
+        for name, (which, methods) in parts.items()
+    ]
 
 
 def _risk(workspace: Workspace, form: Form) -> dict[str, Records]:
@@ -103,22 +100,17 @@ def compare_glm(workspace: Workspace, form: Form) -> tuple[int, float]:
 
 def depth(workspace: Workspace, form: Form) -> Table:
     """Return table III: head; neck and head; backbone, neck and head; with their storage."""
-    found, sizes = {}, {}
+    found: dict[str, Records] = {}
+    counted: dict[str, float] = {}
+    stored: dict[str, float] = {}
     for name, part in DEPTHS.items():
         run = Run("mcglm", form, part)
         found[name] = workspace.records(run)
-        posterior = restrict_posterior(workspace.posterior(), run, workspace.detector)
-        storage = posterior.storage()
-        sizes[name] = (paper.STORAGE[name], storage.factors / 2**20, storage.stored / 2**20)
-    rows = [(*row, *sizes[row[0]]) for row in _metric_rows(found, paper.DEPTH)]
-    storage_columns = ("MB, paper", "MiB as the paper counts", "MiB stored")
-    return Table(
-        f"depth-{form}",
-        f"Depth of the posterior, MC-GLM with exact derivatives, {NAMES[form]}",
-        ("depth", "error", *METRIC_COLUMNS, "AUROC", *storage_columns),
-        rows,
-        (CHANCE,),
-    )
+        storage = restrict_posterior(workspace.posterior(), run, workspace.detector).storage()
+        counted[name], stored[name] = storage.factors / 2**20, storage.stored / 2**20
+    extra = {"MB, paper": paper.STORAGE, "MiB as the paper counts": counted, "MiB stored": stored}
+    title = f"Depth of the posterior, MC-GLM with exact derivatives, {NAMES[form]}"
+    return _metric_table(f"depth-{form}", title, "depth", found, (CHANCE,), extra)
 
 
 def share(workspace: Workspace, form: Form) -> Table:
@@ -129,57 +121,42 @@ def share(workspace: Workspace, form: Form) -> Table:
         found[name] = workspace.records(Run("mcglm", form, "backbone", share=part))
         exact = workspace.records(Run("exact", form, share=part, counted=part < 1))
         correlation[name] = spearman(whole, exact.uncertainty)
-    rows = [(*row, correlation[row[0]]) for row in _metric_rows(found, paper.SHARE)]
     note = (
         "Rank correlation: of the exact u of the head's posterior with the u of the posterior "
         "from all data; no sampling is involved."
     )
-    return Table(
-        f"share-{form}",
-        f"Share of the training data, MC-GLM with exact derivatives, B+N+H, {NAMES[form]}",
-        ("share", "error", *METRIC_COLUMNS, "AUROC", "rank correlation, head"),
-        rows,
-        (CHANCE, note),
-    )
+    title = f"Share of the training data, MC-GLM with exact derivatives, B+N+H, {NAMES[form]}"
+    extra = {"rank correlation, head": correlation}
+    return _metric_table(f"share-{form}", title, "share", found, (CHANCE, note), extra)
 
 
 def epsilon(workspace: Workspace, form: Form) -> Table:
     """Return table V: the step of the finite difference, and its error."""
-    exact = workspace.records(Run("mcglm", form))
     runs = {name: paper_mcglm(form, step) for name, step in EPSILONS.items()}
     refusals = {name: workspace.refusal(run) for name, run in runs.items()}
     found = {name: workspace.records(run) for name, run in runs.items() if not refusals[name]}
-    notes = [
+    notes = (
         CHANCE,
         "Off the derivative: median over the boxes of the relative distance of the covariance "
         "from that of exact derivatives (jvp) along the same directions; rank correlation: of "
         "the u with those.",
         *(f"epsilon = {name}: no numbers. {why}." for name, why in refusals.items() if why),
-    ]
-    return Table(
-        f"epsilon-{form}",
-        f"Step of the finite difference, MC-GLM, head, {NAMES[form]}",
-        ("epsilon", "error", *METRIC_COLUMNS, "AUROC", "off the derivative", "rank correlation"),
-        _rows_with_distance(found, paper.EPSILON, exact),
-        tuple(notes),
     )
+    title = f"Step of the finite difference, MC-GLM, head, {NAMES[form]}"
+    extra = _distance(found, workspace.records(Run("mcglm", form)), "off the derivative")
+    return _metric_table(f"epsilon-{form}", title, "epsilon", found, notes, extra)
 
 
 def samples(workspace: Workspace, form: Form) -> Table:
     """Return table VI: the number of samples, and the sampling error."""
-    exact = workspace.records(Run("exact", form))
     found = {name: workspace.records(Run("mcglm", form, samples=k)) for name, k in SAMPLES.items()}
     note = (
         "Off the exact: median over the boxes of the relative distance of the covariance from the "
         "exact one; rank correlation: of the u."
     )
-    return Table(
-        f"samples-{form}",
-        f"Number of samples, MC-GLM with exact derivatives, head, {NAMES[form]}",
-        ("k", "error", *METRIC_COLUMNS, "AUROC", "off the exact", "rank correlation"),
-        _rows_with_distance(found, paper.SAMPLES, exact),
-        (CHANCE, note),
-    )
+    title = f"Number of samples, MC-GLM with exact derivatives, head, {NAMES[form]}"
+    extra = _distance(found, workspace.records(Run("exact", form)), "off the exact")
+    return _metric_table(f"samples-{form}", title, "k", found, (CHANCE, note), extra)
 
 
 def runtime(workspace: Workspace) -> Table:
@@ -214,33 +191,40 @@ def runtime(workspace: Workspace) -> Table:
     return Table("runtime", "Run time", columns, rows, notes)
 
 
-def _metric_rows(found: Mapping[str, Records], figures: paper.Figures) -> list[tuple[Any, ...]]:
-    """Return one row per method and error: the paper's number, ours and chance per metric."""
+def _metric_table(
+    name: str,
+    title: str,
+    first: str,
+    found: Mapping[str, Records],
+    notes: tuple[str, ...],
+    extra: Mapping[str, Mapping[str, float]] | None = None,
+) -> Table:
+    """Return one row per method and error: the paper's number, ours and chance per metric.
+
+    first: head of the column with the methods. extra: further columns by head, then by method.
+    """
+    figures, more = paper.TABLES[name.partition("-")[0]], extra or {}
     rows = []
-    for name, records in found.items():
+    for method, records in found.items():
         values = measure(records)
         for error in ERRORS:
-            cells: list[Any] = [name, error]
+            cells: list[Any] = [method, error]
             for metric in METRICS:
                 cell = values[error][metric]
-                cells.append(figures[name][metric][error] if name in figures else None)
+                cells.append(figures[method][metric][error] if method in figures else None)
                 cells += [cell["value"], cell["chance"]]
-            rows.append((*cells, values[error]["AUROC"]["value"]))
-    return rows
+            cells.append(values[error]["AUROC"]["value"])
+            rows.append((*cells, *(column[method] for column in more.values())))
+    return Table(name, title, (first, "error", *METRIC_COLUMNS, "AUROC", *more), rows, notes)
 
 
-def _rows_with_distance(
-    found: Mapping[str, Records], figures: paper.Figures, exact: Records
-) -> list[tuple[Any, ...]]:
-    """Append the relative distance from ``exact`` and the rank correlation with it."""
-    distance = {
-        name: (
-            _relative_distance(records, exact),
-            spearman(records.uncertainty, exact.uncertainty),
-        )
-        for name, records in found.items()
-    }
-    return [(*row, *distance[row[0]]) for row in _metric_rows(found, figures)]
+def _distance(
+    found: Mapping[str, Records], exact: Records, head: str
+) -> dict[str, dict[str, float]]:
+    """Return two columns: the relative distance from ``exact``, and the rank correlation."""
+    correlation = {n: spearman(r.uncertainty, exact.uncertainty) for n, r in found.items()}
+    distance = {n: _relative_distance(records, exact) for n, records in found.items()}
+    return {head: distance, "rank correlation": correlation}
 
 
 def _relative_distance(records: Records, exact: Records) -> float:

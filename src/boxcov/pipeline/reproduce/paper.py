@@ -52,6 +52,13 @@ SAMPLES = _columns(
     pac=((0.92, 0.92, 0.92), (0.95, 0.95, 0.95)),
     pui=((0.40, 0.39, 0.38), (0.40, 0.40, 0.39)),
 )
+TABLES = {
+    "quality": QUALITY,
+    "depth": DEPTH,
+    "share": SHARE,
+    "epsilon": EPSILON,
+    "samples": SAMPLES,
+}  # I, III, IV, V and VI
 RUNTIME = {"MCI": 525.0, "GLM": 10636.0, "MC-GLM": 542.0}  # ms per frame, 97.3 boxes on average
 STORAGE = {"H": 173.0, "N+H": 497.0, "B+N+H": 651.0}  # MB
 
