@@ -93,5 +93,5 @@ def test_infinite_regions_and_far_boxes_are_drawn() -> None:
 
 
 def test_boxes_of_other_fields_are_refused() -> None:
-    with pytest.raises(BoxcovError, match="boxes of x1 y1 x2 y2 can be drawn here"):
+    with pytest.raises(BoxcovError, match="this picture takes boxes of x1 y1 x2 y2"):
         draw_image(in_space(1), np.zeros((30, 40, 3), np.uint8))

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from boxcov.box_layout import IMAGE, PLANE, find_layout
+from boxcov.box_layout import columns as layout_columns
 from boxcov.detections import Detections
-from boxcov.errors import BoxcovError
 from boxcov.outlines import DOUBTFUL, ON_DARK, grown_boxes, risk_colors, side_bands
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
 
 Array = NDArray[Any]
-PLANE, SIDES = ("x", "y", "w", "l", "yaw"), ("x1", "y1", "x2", "y2")
 LOW, _, HIGH = ON_DARK
 UNCALIBRATED = (220, 220, 225)
 BACKGROUND, POINTS, SHADOW = (19, 21, 23), (118, 128, 142), (0, 0, 0)
@@ -34,7 +34,7 @@ def draw_image(found: Detections, image: Array) -> Image:
     """
     from PIL import Image
 
-    columns = _columns(found, SIDES)
+    columns = _columns(found, IMAGE)
     picture = Image.fromarray(np.ascontiguousarray(image, np.uint8))
     height, width = image.shape[:2]
     boxes = found.numpy()["boxes"][:, columns].astype(float)
@@ -84,12 +84,9 @@ def reach_of(points: Array) -> float:
     return float(np.ceil(np.quantile(np.abs(points[:, :2]).max(1), 0.98) / 10 + 1e-9) * 10)
 
 
-def _columns(found: Detections, names: Sequence[str]) -> list[int]:
-    if not set(names) <= set(found.fields):
-        raise BoxcovError(
-            f"boxes of {' '.join(names)} can be drawn here; these are {' '.join(found.fields)}"
-        )
-    return [found.fields.index(name) for name in names]
+def _columns(found: Detections, names: tuple[str, ...]) -> list[int]:
+    find_layout(found.fields, (names,), "this picture")
+    return layout_columns(found.fields, names)
 
 
 def _widths(found: Detections) -> Array:

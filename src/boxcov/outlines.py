@@ -1,4 +1,4 @@
-"""How boxes look in every picture: their colour by risk, and the outline of their region."""
+"""What all pictures share: the background, the colour of a risk, and the outline of a region."""
 
 from __future__ import annotations
 
@@ -6,12 +6,34 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
+
+from boxcov.data.coco.images import to_pixels
 
 Array = NDArray[Any]
 # of risks 0, 0.5 and 1 on a light and on a dark ground: blue, amber and red, as in the report
 ON_LIGHT = ((42, 120, 214), (185, 119, 10), (207, 35, 49))
 DOUBTFUL = 0.5  # boxes above this risk are thin, without region and text: probably no object
 ON_DARK = ((108, 177, 255), (240, 178, 60), (255, 88, 98))
+
+
+def background_of(inputs: Any) -> Array | None:
+    """Return what boxes are drawn on: points (n, 2 or more), bytes (h, w, 3) of an image, or None.
+
+    inputs: of one frame: points or an image as a tensor or array, or a list of one.
+
+    >>> background_of([np.zeros((5, 3))]).shape, background_of({"pixels": 1}) is None
+    ((5, 3), True)
+    """
+    one = inputs[0] if isinstance(inputs, (list, tuple)) and inputs else inputs
+    if not isinstance(one, (Tensor, np.ndarray)):
+        return None
+    if one.ndim == 2:
+        return one.detach().cpu().numpy() if isinstance(one, Tensor) else one
+    is_bytes = isinstance(one, np.ndarray) and one.shape[-1] == 3
+    is_image = one.ndim in (3, 4) and (is_bytes or one.shape[-3] in (1, 3))
+    image: Array | None = to_pixels(one) if is_image else None
+    return image
 
 
 def risk_colors(risk: Array, is_dark: bool = False) -> Array:

@@ -72,7 +72,7 @@ def test_messages_of_image_boxes(tmp_path: Path) -> None:
         f"convert {tmp_path / 'd.safetensors'} --format autoware --out {tmp_path / 'e.json'}"
     )
     assert (
-        "the format autoware has the box fields x y z w l h yaw; this detector has x1 y1 x2 y2"
+        "the format autoware takes boxes of x y z w l h yaw; these are x1 y1 x2 y2"
         in done.err
     )
 

@@ -101,7 +101,7 @@ def test_a_recording_holds_its_layout(tmp_path: Path) -> None:
 
 def test_unsupported_boxes_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("rerun", reason="rerun-sdk is not installed")
-    with pytest.raises(BoxcovError, match="rerun takes boxes of x y w l yaw"):
+    with pytest.raises(BoxcovError, match="rerun takes boxes of x1 y1 x2 y2 or x y w l yaw"):
         write_rrd(
             tmp_path / "x.rrd", in_space(fields=("x", "y", "z", "w", "l", "h", "theta", "vx", "vy"))
         )

@@ -107,7 +107,7 @@ def test_a_plot_on_an_image_shows_the_image_and_bands() -> None:
 def test_what_cannot_be_plotted_is_refused() -> None:
     with pytest.raises(BoxcovError, match=r"one frame: plot each of detections\.frames\(\)"):
         in_space(4, frames=2).plot()
-    with pytest.raises(BoxcovError, match="cannot be drawn: they need x y w l yaw, or x1"):
+    with pytest.raises(BoxcovError, match="a plot takes boxes of x y w l yaw or x1 y1"):
         in_space(fields=("a", "b", "c", "w", "l", "h", "yaw", "vx", "vy")).plot()
-    with pytest.raises(BoxcovError, match=r"inputs of shape \(3, 4, 4\) are no point cloud"):
+    with pytest.raises(BoxcovError, match="these inputs are no point cloud"):
         in_space().plot(torch.zeros(3, 4, 4))

@@ -8,14 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from boxcov.box_layout import IMAGE, PLANE, SPACE
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.geometry import iou_2d, iou_3d, iou_bev
 from boxcov.evaluate.records import Records
 
 Array = NDArray[Any]
-SPACE = ("x", "y", "z", "w", "l", "h", "yaw")
-PLANE = ("x", "y", "w", "l", "yaw")
-IMAGE = ("x1", "y1", "x2", "y2")
 MIN_IOU = 0.5  # of a pair in an image
 
 

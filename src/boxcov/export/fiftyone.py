@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from boxcov.data.coco.results import IMAGE_FIELDS
+from boxcov.box_layout import IMAGE, SPACE, find_layout
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError, import_package
-from boxcov.evaluate.matching import SPACE
 from boxcov.export.tables import columns
 
 
@@ -42,18 +41,13 @@ def _place(
 ) -> dict[str, Any]:
     """The box in FiftyOne's terms: relative x y width height, or location, dimensions, rotation."""
     value = {name: float(row[name]) for name in fields}
-    if fields[:4] == IMAGE_FIELDS:
+    if find_layout(fields, (IMAGE, SPACE), "FiftyOne") == IMAGE:
         if size is None:
             raise BoxcovError("boxes of an image need its size: to_fiftyone((width, height))")
-        x1, y1, x2, y2 = (value[name] for name in IMAGE_FIELDS)
+        x1, y1, x2, y2 = (value[name] for name in IMAGE)
         width, height = size
         box = [x1 / width, y1 / height, (x2 - x1) / width, (y2 - y1) / height]
         return {"bounding_box": box}
-    if not set(SPACE) <= set(fields):
-        raise BoxcovError(
-            f"FiftyOne takes boxes of {' '.join(IMAGE_FIELDS)} or {' '.join(SPACE)}; these are "
-            + " ".join(fields)
-        )
     return {
         "location": [value["x"], value["y"], value["z"]],
         "dimensions": [value["l"], value["w"], value["h"]],

@@ -8,19 +8,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from boxcov.data.coco.images import to_pixels
+from boxcov.box_layout import IMAGE, PLANE, columns, find_layout
 from boxcov.detections import Detections
-from boxcov.errors import BoxcovError, import_package
+from boxcov.errors import import_package
 from boxcov.files import atomic_write
-from boxcov.outlines import risk_colors
+from boxcov.outlines import background_of, risk_colors
 from boxcov.result_check import check_result
 
 Array = NDArray[Any]
 _SIGMAS = (1, 3)
-_IMAGE_FIELDS = ("x1", "y1", "x2", "y2")
-_PLANE_FIELDS = ("x", "y", "w", "l", "yaw")
 
 
 def log(detections: Detections, inputs: Any = None, recording: Any = None) -> None:
@@ -38,7 +35,7 @@ def log(detections: Detections, inputs: Any = None, recording: Any = None) -> No
     """
     check_result(detections, "these detections cannot be exported")
     rr = import_package("rerun")
-    is_image = _check_fields(detections.fields)
+    is_image = find_layout(detections.fields, (IMAGE, PLANE), "rerun") == IMAGE
     stream = rr if recording is None else recording
     if inputs is not None:
         _log_inputs(rr, stream, inputs)
@@ -51,7 +48,7 @@ def log(detections: Detections, inputs: Any = None, recording: Any = None) -> No
 def blueprint(fields: Sequence[str]) -> Any:
     """Return the layout of the viewer: the boxes of these fields above the curves of the risk."""
     views = import_package("rerun.blueprint")
-    is_image = _check_fields(tuple(fields))
+    is_image = find_layout(fields, (IMAGE, PLANE), "rerun") == IMAGE
     view, origin = (views.Spatial2DView, "image") if is_image else (views.Spatial3DView, "world")
     boxes = view(origin=origin, name="Boxes, coloured by risk")
     risk = views.TimeSeriesView(origin="risk", name="Risk")
@@ -80,17 +77,6 @@ def write_rrd(
             log(detections[detections.frame == number], inputs, recording)
         recording.flush()
         recording.disconnect()
-
-
-def _check_fields(fields: tuple[str, ...]) -> bool:
-    """Return whether the boxes are those of images; raise if they cannot be shown."""
-    is_image = fields[:4] == _IMAGE_FIELDS
-    if not is_image and not set(_PLANE_FIELDS) <= set(fields):
-        raise BoxcovError(
-            f"rerun takes boxes of {' '.join(_PLANE_FIELDS)}, optionally z and h, or of "
-            f"{' '.join(_IMAGE_FIELDS)}; these are {' '.join(fields)}"
-        )
-    return is_image
 
 
 def ellipsoids(covariance: Array) -> tuple[Array, Array]:
@@ -133,7 +119,7 @@ def _log_world_boxes(rr: Any, recording: Any, detections: Detections) -> None:
         colors=_colors(detections),
     )
     recording.log("world/boxes", boxes)
-    index = [fields.index(name) for name in ("x", "y", "z") if name in fields]
+    index = columns(fields, [name for name in ("x", "y", "z") if name in fields])
     for kind, C in _covariances(detections):
         position = np.zeros((len(detections), 3, 3))
         position[:, : len(index), : len(index)] = C[:, index][:, :, index]
@@ -152,7 +138,8 @@ def _log_image_boxes(rr: Any, recording: Any, detections: Detections) -> None:
     from boxcov.evaluate.geometry import ellipse
 
     arrays = detections.numpy()
-    corners = arrays["boxes"][:, :4].astype(float)
+    sides = columns(detections.fields, IMAGE)
+    corners = arrays["boxes"][:, sides].astype(float)
     boxes = rr.Boxes2D(
         array=corners,
         array_format=rr.Box2DFormat.XYXY,
@@ -165,19 +152,18 @@ def _log_image_boxes(rr: Any, recording: Any, detections: Detections) -> None:
         for sigmas in _SIGMAS:
             lines = [
                 ellipse(box[k : k + 2], c[k : k + 2, k : k + 2], sigmas)
-                for box, c in zip(corners, C)
+                for box, c in zip(corners, C[:, sides][:, :, sides])
                 for k in (0, 2)
             ]
             recording.log(f"image/{kind}/{sigmas}_sigma", rr.LineStrips2D(lines))
 
 
 def _log_inputs(rr: Any, recording: Any, inputs: Any) -> None:
-    if isinstance(inputs, (list, tuple)) and inputs and isinstance(inputs[0], Tensor):
-        recording.log("world/points", rr.Points3D(inputs[0][:, :3].detach().cpu().numpy()))
-    elif isinstance(inputs, Tensor) and inputs.dim() == 4 and inputs.shape[1] == 3:
-        pixels = to_pixels(inputs)
-        if pixels is not None:
-            recording.log("image", rr.Image(pixels))
+    background = background_of(inputs)
+    if background is not None and background.ndim == 2:
+        recording.log("world/points", rr.Points3D(background[:, :3]))
+    elif background is not None:
+        recording.log("image", rr.Image(background))
 
 
 def _covariances(detections: Detections) -> list[tuple[str, Array]]:

@@ -24,10 +24,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from boxcov.box_layout import IMAGE, SPACE
 from boxcov.data.covariance_json import check_finite
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
-from boxcov.evaluate.matching import IMAGE, SPACE
 from boxcov.export.covariance_choice import CovarianceKind, check_known, select_covariance
 
 AUTOWARE = {

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from boxcov.data.coco.results import IMAGE_FIELDS
+from boxcov.box_layout import IMAGE, find_layout
 from boxcov.detections import Detections
-from boxcov.errors import BoxcovError, import_package
+from boxcov.errors import import_package
 from boxcov.outlines import risk_colors, side_bands
 from boxcov.result_check import check_result
 
@@ -25,11 +25,7 @@ def to_supervision(detections: Detections) -> Any:
     """
     check_result(detections, "these detections cannot be exported")
     sv = import_package("supervision")
-    if detections.fields[:4] != IMAGE_FIELDS:
-        raise BoxcovError(
-            f"supervision takes boxes of {' '.join(IMAGE_FIELDS)}; these are "
-            + " ".join(detections.fields)
-        )
+    find_layout(detections.fields[:4], (IMAGE,), "supervision")
     arrays = detections.numpy()
     labels = arrays["labels"].astype(int)
     data = {f"{_KEY}.{name}": array for name, array in arrays.items()}
@@ -77,7 +73,7 @@ def from_supervision(found: Any) -> Detections:
         ).float(),
         labels=torch.as_tensor(numbers),
         frame=torch.zeros(m, dtype=torch.long),
-        fields=IMAGE_FIELDS,
+        fields=IMAGE,
         classes=tuple(names.get(number, f"class {number}") for number in range(count)),
     )
 

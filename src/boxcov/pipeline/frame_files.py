@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TextIO
 import torch
 from torch import Tensor
 
+from boxcov.box_layout import IMAGE
 from boxcov.data import kitti
 from boxcov.data.coco.images import letterbox, read_image, to_pixels
 from boxcov.data.points import check_layout, read_points
@@ -29,6 +30,7 @@ from boxcov.detectors.ultralytics import Yolo
 from boxcov.detectors.yolox import YOLOX
 from boxcov.errors import BoxcovError
 from boxcov.input_file import MAX_BYTES, check_regular, reading
+from boxcov.outlines import background_of
 from boxcov.pipeline.detectors import is_foreign, warn_if_implausible
 from boxcov.pipeline.kitti_axes import TO_KITTI, points_to_nuscenes
 from boxcov.pipeline.options import FileOptions
@@ -56,16 +58,6 @@ class Entry(NamedTuple):
 
     name: str
     read: Callable[[], Frame]
-
-
-def background_of(inputs: Any) -> Any:
-    """Return what boxes of these inputs are drawn on: an image, points, or None."""
-    if isinstance(inputs, Tensor) and inputs.dim() == 4 and inputs.shape[1] == 3:
-        return to_pixels(inputs)
-    is_points = isinstance(inputs, (list, tuple)) and inputs and isinstance(inputs[0], Tensor)
-    if is_points and inputs[0].dim() == 2:
-        return inputs[0].detach().cpu().numpy()
-    return to_pixels(inputs[0]) if is_points and inputs[0].dim() == 3 else None
 
 
 @dataclass(frozen=True)
@@ -212,9 +204,8 @@ def scale_boxes(found: Detections, factor: float) -> Detections:
     >>> scale_boxes(one, 2.0).boxes[0, 0], scale_boxes(one, 2.0).covariance[0, 0, 0]
     (tensor(2.), tensor(4.))
     """
-    pixels = ("x1", "y1", "x2", "y2")
     factors = torch.tensor(
-        [factor if name in pixels else 1.0 for name in found.fields], device=found.boxes.device
+        [factor if name in IMAGE else 1.0 for name in found.fields], device=found.boxes.device
     )
     lengths = ("boxes", "scale", "region_widths", "joint_widths", "score_covariance")
     scales = dict.fromkeys(lengths, factors) | {"factor": factors.unsqueeze(1)}

@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from boxcov.box_layout import IMAGE, SPACE, find_layout
 from boxcov.data import coco, kitti, nuscenes
-from boxcov.data.coco.results import ALIASES, IMAGE_FIELDS
+from boxcov.data.coco.results import ALIASES
 from boxcov.data.poses import BOX_FIELDS, transform_detections
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError, import_package
@@ -53,19 +54,15 @@ def check_format(
 
 
 def _check_fields(format: str, fields: tuple[str, ...]) -> None:
-    in_space, in_image = set(BOX_FIELDS[:7]) <= set(fields), fields[:4] == IMAGE_FIELDS
-    space, image = " ".join(BOX_FIELDS[:7]), " ".join(IMAGE_FIELDS)
-    required, fits = {
-        "nuscenes": (" ".join(BOX_FIELDS), fields == BOX_FIELDS),
-        "coco": (image, fields == IMAGE_FIELDS),
-        "autoware": (space, in_space),
-        "ros": (f"{space} or {image}", in_space or in_image),
-    }.get(format, ("", True))
-    if not fits:
+    exact = {"nuscenes": BOX_FIELDS, "coco": IMAGE}
+    if fields != exact.get(format, fields):
         raise BoxcovError(
-            f"the format {format} has the box fields {required}; this detector has "
+            f"the format {format} has the box fields {' '.join(exact[format])}; this detector has "
             + " ".join(fields)
         )
+    layouts = {"autoware": (SPACE,), "ros": (SPACE, IMAGE)}
+    if format in layouts:
+        find_layout(fields, layouts[format], f"the format {format}")
 
 
 def write_detections(
@@ -111,7 +108,7 @@ def _write_messages(
     build: Callable[..., dict[str, Any]]
     if format == "autoware":
         build, kind = ros.detected_objects, "autoware_perception_msgs/DetectedObjects"
-    elif found.fields[:4] == IMAGE_FIELDS:
+    elif found.fields[:4] == IMAGE:
         build, kind = ros.detection2d_array, "vision_msgs/Detection2DArray"
     else:
         build, kind = ros.detection3d_array, "vision_msgs/Detection3DArray"

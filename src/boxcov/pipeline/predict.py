@@ -22,13 +22,13 @@ from boxcov.error_model.calibrate import with_error_model
 from boxcov.errors import BoxcovError
 from boxcov.files import to_json
 from boxcov.input_file import hash_file, reading
+from boxcov.outlines import background_of
 from boxcov.pipeline.block_store import BLOCK, BlockStore
 from boxcov.pipeline.detectors import load_detector, match_source, warn_if_implausible
 from boxcov.pipeline.frame_files import (
     FileFrames,
     Frame,
     FrameReader,
-    background_of,
     look_at_first,
 )
 from boxcov.pipeline.frames import (

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from boxcov.box_layout import PLANE
 from boxcov.errors import BoxcovError, import_package
-from boxcov.evaluate.matching import PLANE
 from boxcov.evaluate.quality import METRICS
 from boxcov.evaluate.records import Records
 from boxcov.files import atomic_write, make_folder

@@ -14,15 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcov.data.coco.images import to_pixels
+from boxcov.box_layout import IMAGE, PLANE, columns, find_layout
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError, import_package
 from boxcov.evaluate.covariance_metrics import LEVELS
 from boxcov.evaluate.geometry import corners, ellipse
-from boxcov.evaluate.matching import IMAGE, PLANE
 from boxcov.evaluate.records import Records
 from boxcov.files import atomic_write
-from boxcov.outlines import DOUBTFUL, grown_boxes, risk_colors, side_bands
+from boxcov.outlines import DOUBTFUL, background_of, grown_boxes, risk_colors, side_bands
 from boxcov.report.study import thin_points
 
 Array = NDArray[Any]
@@ -62,9 +61,6 @@ class Shown:
         arrays = (of["boxes"], of["scores"], of.get("risk"), widths, of.get("covariance"))
         return Shown(found.fields, *arrays, classes)
 
-    def columns(self, names: Sequence[str]) -> list[int]:
-        return [self.fields.index(name) for name in names]
-
     @property
     def colors(self) -> list[Any]:
         if self.risk is not None:
@@ -103,36 +99,21 @@ def plot(
     if targets:
         boxes = targets[0]["boxes"].detach().cpu().numpy()
         truth = boxes[:, : len(detections.fields)]
-    shown = Shown.of(detections, level)
-    if set(PLANE) <= set(detections.fields):
-        draw_from_above(axes, shown, _points(inputs), truth)
-    elif detections.fields[:4] == IMAGE:
-        draw_image(axes, shown, None if inputs is None else to_pixels(inputs), truth)
-    else:
+    shown, background = Shown.of(detections, level), background_of(inputs)
+    if find_layout(detections.fields, (PLANE, IMAGE), "a plot") == IMAGE:
+        draw_image(axes, shown, background, truth)
+        return axes
+    if inputs is not None and (background is None or background.ndim != 2):
         raise BoxcovError(
-            f"boxes of {' '.join(detections.fields)} cannot be drawn: they need {' '.join(PLANE)}, "
-            f"or {' '.join(IMAGE)}"
+            "these inputs are no point cloud (n, 2 or more): give the frame's own inputs, or None"
         )
+    draw_from_above(axes, shown, np.zeros((0, 2)) if background is None else background, truth)
     return axes
-
-
-def _points(inputs: Any) -> Array:
-    """Return the points (n, 2 or more) of a frame's inputs: a cloud, or a list of one."""
-    cloud = inputs[0] if isinstance(inputs, (list, tuple)) and inputs else inputs
-    if cloud is None:
-        return np.zeros((0, 2))
-    points = np.asarray(cloud.detach().cpu() if hasattr(cloud, "detach") else cloud)
-    if points.ndim != 2 or points.shape[1] < 2:
-        raise BoxcovError(
-            f"inputs of shape {points.shape} are no point cloud (n, 2 or more): give the frame's "
-            "own inputs, or None"
-        )
-    return points
 
 
 def draw_from_above(axes: Any, shown: Shown, points: Array, truth: Array) -> None:
     """Draw points (n, 2 or more), objects (k, D) and boxes from above, in metres."""
-    plane = shown.columns(PLANE)
+    plane = columns(shown.fields, PLANE)
     points = thin_points(points, 60_000)
     axes.scatter(points[:, 0], points[:, 1], s=0.4, color=POINTS, linewidths=0, rasterized=True)
     truth = truth[:, plane] if len(truth) else np.zeros((0, 5))
@@ -186,14 +167,14 @@ def draw_image(axes: Any, shown: Shown, image: Array | None, truth: Array) -> No
         axes.invert_yaxis()
     for box in truth:
         _draw_upright_box(axes, box, OBJECT, 1.5)
-    columns = shown.columns(IMAGE)
-    boxes = np.asarray(shown.boxes, dtype=float)[:, columns]
+    sides = columns(shown.fields, IMAGE)
+    boxes = np.asarray(shown.boxes, dtype=float)[:, sides]
     for box, color, text, name in zip(boxes, shown.colors, shown.texts, shown.names):
         _draw_upright_box(axes, box, color, 1.8 if text else 0.5)
         if text:
             _annotate(axes, box, f"{name} {text}", color)
     if shown.widths is not None:
-        widths = np.where(shown.is_doubtful[:, None], np.nan, shown.widths[:, columns])
+        widths = np.where(shown.is_doubtful[:, None], np.nan, shown.widths[:, sides])
         for band in side_bands(boxes, widths):
             for box, color in zip(band, shown.colors):
                 _draw_upright_box(axes, box, color, 1.0, (0, (3, 2)))

@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from boxcov.data.coco.images import to_pixels
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError, join_names
 from boxcov.evaluate.ground_truth import GroundTruth, match_detections
 from boxcov.evaluate.records import Records
 from boxcov.evaluate.scalar_uncertainty import ScalarUncertainty, uncertainty_of
+from boxcov.outlines import background_of
 
 Array = NDArray[Any]
 METHOD_META = (
@@ -171,23 +170,19 @@ def scenes_of(
     """Return frames to show, by number, from their inputs: point clouds or images."""
     boxes, scenes = truth.columns(fields), {}
     for number, own in inputs.items():
-        rows = truth.frame == number
-        points, image = np.zeros((0, 2)), None
-        if isinstance(own, (list, tuple)) and own and own[0].dim() == 2:
-            points = last_sweep(own[0])
-        else:
-            batch = own[0] if isinstance(own, (list, tuple)) and own else own
-            if not isinstance(batch, Tensor) or batch.dim() not in (3, 4):
-                continue
-            image = to_pixels(batch)
+        rows, background = truth.frame == number, background_of(own)
+        points, image = np.zeros((0, 2)), background
+        if background is not None and background.ndim == 2:
+            points, image = last_sweep(background), None
         scenes[number] = Scene(f"frame {number}", points, boxes[rows], truth.labels[rows], image)
     return scenes
 
 
-def last_sweep(points: Tensor) -> Any:
-    """Return x y z of the points of the last LiDAR sweep, as a numpy array."""
-    points = points.detach().cpu()
-    return points[points[:, 4] == 0, :3].numpy() if points.shape[1] > 4 else points[:, :3].numpy()
+def last_sweep(points: Array) -> Array:
+    """Return x y z of the points (n, 2 or more) of the last LiDAR sweep."""
+    is_last = points[:, 4] == 0 if points.shape[1] > 4 else slice(None)
+    last: Array = points[is_last, :3]
+    return last
 
 
 def settings_of(found: Detections, names: Sequence[str]) -> dict[str, Any]:

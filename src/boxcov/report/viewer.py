@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from boxcov.box_layout import IMAGE, PLANE, columns
 from boxcov.evaluate.covariance_metrics import LEVELS
-from boxcov.evaluate.matching import IMAGE, PLANE
 from boxcov.evaluate.records import Records
 from boxcov.report.study import Method, Scene, Study, thin_points
 from boxcov.report.verdict import LEVEL, display_unit
@@ -76,7 +76,7 @@ def plane_columns(fields: Sequence[str]) -> list[int] | None:
     """Return the columns of x y w l yaw, or of x1 y1 x2 y2; None if the fields have neither."""
     for names in (PLANE, IMAGE):
         if all(name in fields for name in names):
-            return [list(fields).index(name) for name in names]
+            return columns(fields, names)
     return None
 
 
