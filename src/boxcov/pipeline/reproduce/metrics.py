@@ -16,6 +16,7 @@ def measure(records: Records) -> dict[str, dict[str, dict[str, float]]]:
 
     The paper's metrics, AUROC, and the shares P(U) and P(A) of uncertain and accurate boxes.
 
+    >>> import numpy as np
     >>> zeros = np.zeros(4)
     >>> rows = Records(
     ...     ("x",), ("car",), np.zeros((4, 1)), np.array([1.0, 1.0, 1.0, 5.0]), np.ones(4),
@@ -44,7 +45,7 @@ def _inaccurate(records: Records, error: str) -> tuple[Any, Any]:
 def spearman(a: Any, b: Any) -> float:
     """Return the rank correlation of two arrays (n,).
 
-    >>> round(spearman(np.array([1, 2, 3]), np.array([1, 4, 9])), 9)
+    >>> round(spearman([1, 2, 3], [1, 4, 9]), 9)
     1.0
     """
     return float(import_package("scipy.stats").spearmanr(a, b).statistic)
