@@ -71,10 +71,7 @@ def test_messages_of_image_boxes(tmp_path: Path) -> None:
     done = boxcov(
         f"convert {tmp_path / 'd.safetensors'} --format autoware --out {tmp_path / 'e.json'}"
     )
-    assert (
-        "the format autoware takes boxes of x y z w l h yaw; these are x1 y1 x2 y2"
-        in done.err
-    )
+    assert "the format autoware takes boxes of x y z w l h yaw; these are x1 y1 x2 y2" in done.err
 
 
 def test_epistemic_covariance_must_be_requested(tmp_path: Path) -> None:

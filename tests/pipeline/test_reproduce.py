@@ -183,7 +183,7 @@ def test_tables_come_from_the_files(folder) -> None:
         after = quality(workspace, "prior")[0]
     finally:
         path.write_bytes(content)
-    changed = {row[0] for row, other in zip(before.rows, after.rows) if row != other}
+    changed = {row["method"] for row, other in zip(before.rows, after.rows) if row != other}
     assert changed == {"MC-GLM"}
 
 
@@ -196,7 +196,7 @@ def test_risk_is_in_the_quality_tables(folder) -> None:
     assert torch.equal(exact.boxes, calibrated.boxes)
     assert calibrated.meta["error_model"]["estimator"] == "exact"
     table = quality(workspace, "prior")[0]
-    rows = {row[:2]: dict(zip(table.columns, row)) for row in table.rows}
+    rows = {(row["method"], row["error"]): row for row in table.rows}
     risk = match_detections(calibrated, workspace.truth("test"), SETTING.threshold)
     expected = measure(risk.with_uncertainty(risk.risk))["IoU"]
     assert rows["risk", "IoU"]["AvU"] == pytest.approx(expected["AvU"]["value"])

@@ -30,7 +30,7 @@ DRAWS = 20  # of the sampling noise
 
 def paper_chance() -> Table:
     """Compare P(U|I) of each column of the paper with P(U), which its metrics determine."""
-    rows: list[tuple[Any, ...]] = []
+    rows = []
     for number, figures in zip(("I", "III", "IV", "V", "VI"), paper.TABLES.values()):
         for column, metrics in figures.items():
             for error in ERRORS:
@@ -42,51 +42,32 @@ def paper_chance() -> Table:
                     verdict = "above"
                 elif pui + 0.005 < low.P_U:
                     verdict = "below"
-                rows.append(
-                    (f"{number}: {column}", error, pui, shares.P_U, verdict, pac, shares.P_A)
-                )
-    columns = (
-        "table: column",
-        "error",
-        "P(U|I)",
-        "its chance, P(U)",
-        "verdict",
-        "P(A|C)",
-        "its chance, P(A)",
-    )
+                row: dict[str, Any] = {"table: column": f"{number}: {column}", "error": error}
+                row |= {"P(U|I)": pui, "its chance, P(U)": shares.P_U, "verdict": verdict}
+                rows.append(row | {"P(A|C)": pac, "its chance, P(A)": shares.P_A})
     note = (
         "From the paper's numbers alone. The verdict allows for all of them being rounded to two "
         "digits."
     )
-    return Table("chance-paper", "The paper's numbers against chance", columns, rows, (note,))
+    return Table("chance-paper", "The paper's numbers against chance", rows, (note,))
 
 
 def sampling_noise(workspace: Workspace) -> Table:
     """Compare the exact u, the same with the noise of ten samples, and the u of MC-GLM."""
-    rows: list[tuple[Any, ...]] = []
+    rows = []
     for form in FORMS:
         found = _noise_cases(workspace, form)
         for error in ERRORS:
-            rows += [
-                (form, name, error, *_noise_cells(cases, error)) for name, cases in found.items()
-            ]
-    columns = (
-        "posterior",
-        "u",
-        "error",
-        "P(U)",
-        "P(U|I)",
-        "P(U|I) - P(U)",
-        "AUROC",
-        "rank correlation with size",
-    )
+            for name, cases in found.items():
+                row = {"posterior": form, "u": name, "error": error}
+                rows.append(row | _noise_cells(cases, error))
     note = (
         "The sample covariance of k directional derivatives is Wishart distributed around the "
         "exact one; the second row samples it, independently for each box. MC-GLM itself uses the "
         "same directions for all boxes. The last row of each block takes the size of the box (the "
         "product of its sides) for u: no uncertainty at all."
     )
-    return Table("why", "What sampling and the step do to P(U|I)", columns, rows, (note,))
+    return Table("why", "What sampling and the step do to P(U|I)", rows, (note,))
 
 
 def _noise_cases(workspace: Workspace, form: Form) -> dict[str, list[Records]]:
@@ -133,15 +114,16 @@ def box_size(records: Records) -> NDArray[Any]:
     return size
 
 
-def _noise_cells(cases: list[Records], error: str) -> tuple[Any, ...]:
+def _noise_cells(cases: list[Records], error: str) -> dict[str, Any]:
     found = [measure(records)[error] for records in cases]
 
     def mean(name: str) -> float:
         return float(np.mean([one[name]["value"] for one in found]))
 
     correlation = np.mean([spearman(records.uncertainty, box_size(records)) for records in cases])
-    difference = mean("P(U|I)") - mean("P(U)")
-    return mean("P(U)"), mean("P(U|I)"), difference, mean("AUROC"), float(correlation)
+    cells = {"P(U)": mean("P(U)"), "P(U|I)": mean("P(U|I)")}
+    cells |= {"P(U|I) - P(U)": cells["P(U|I)"] - cells["P(U)"], "AUROC": mean("AUROC")}
+    return {**cells, "rank correlation with size": float(correlation)}
 
 
 def amount_of_data(workspace: Workspace) -> Table:
@@ -152,42 +134,41 @@ def amount_of_data(workspace: Workspace) -> Table:
     }
     whole = found["100 %"]
     rows = [
-        (name, float(np.median(u)), float(np.median(u / whole)), float((u > whole).mean()))
+        {
+            "share of the data": name,
+            "median u": float(np.median(u)),
+            "median ratio to all data": float(np.median(u / whole)),
+            "share of the boxes whose u is larger": float((u > whole).mean()),
+        }
         for name, u in found.items()
         if len(u)
     ]
-    columns = (
-        "share of the data",
-        "median u",
-        "median ratio to all data",
-        "share of the boxes whose u is larger",
-    )
     note = (
         "Factors from that share of the frames, n_data that share of the training frames; head, "
         "exact."
     )
-    return Table("data", "Uncertainty and the amount of data", columns, rows, (note,))
+    return Table("data", "Uncertainty and the amount of data", rows, (note,))
 
 
 def distribution_shift(workspace: Workspace) -> Table:
     """Return how much u rises under each shift, and how well it detects the shift."""
     setting = workspace.setting
-    rows: list[tuple[Any, ...]] = []
+    rows = []
     for on in setting.shifts:
         for name, clear, shifted in _shift_cases(workspace, on):
             u, shifted_u = clear.uncertainty, shifted.uncertainty
             rise = float(np.median(shifted_u) / np.median(u)) if np.median(u) > 0 else None
             by_frame = (_mean_per_frame(one, log=name != "1 - score") for one in (clear, shifted))
-            scenario = on.partition(":")[2] or on
-            rows.append((scenario, name, rise, _shift_auroc(u, shifted_u), _shift_auroc(*by_frame)))
-    columns = ("shift", "u", "median u, times clear", "AUROC, boxes", "AUROC, frames")
+            row = {"shift": on.partition(":")[2] or on, "u": name, "median u, times clear": rise}
+            row |= {"AUROC, boxes": _shift_auroc(u, shifted_u)}
+            rows.append(row | {"AUROC, frames": _shift_auroc(*by_frame)})
     note = (
         f"{setting.shift_count} shifted frames per row against the test frames, predictions above "
         f"a score of {setting.threshold}. Frames by the mean of log u over their boxes (of "
         "1 - score itself). H, N, B: the posterior of head, neck and backbone, each alone, paper's "
         "form, k = 10."
     )
-    return Table("shift", "Uncertainty under a shift", columns, rows, (note,))
+    return Table("shift", "Uncertainty under a shift", rows, (note,))
 
 
 def _shift_cases(workspace: Workspace, on: str) -> list[tuple[str, Records, Records]]:

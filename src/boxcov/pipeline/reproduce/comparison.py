@@ -25,9 +25,6 @@ from boxcov.pipeline.reproduce.result_table import Table
 from boxcov.pipeline.reproduce.workspace import Workspace, restrict_posterior
 
 NAMES = {"paper": "the paper's posterior Q^-1 (x) H^-1", "prior": "the posterior (n F + tau I)^-1"}
-METRIC_COLUMNS = tuple(
-    f"{metric}{what}" for metric in METRICS for what in (", paper", "", " by chance")
-)
 CHANCE = (
     "By chance: the mean of the metric when u is shuffled over the boxes "
     "(P(U) for P(U|I), P(A) for P(A|C)). AUROC: of finding the inaccurate boxes; 0.5 is chance."
@@ -177,18 +174,19 @@ def runtime(workspace: Workspace) -> Table:
         "exact": ("", workspace.milliseconds(exact)),
     }
     plain = float(np.median(workspace.plain_milliseconds()))
-    rows: list[tuple[Any, ...]] = [("plain detector", None, plain, 1.0)]
+    times = {"plain detector": ("", [plain]), **times}
+    rows = []
     for name, (column, milliseconds) in times.items():
         ms = float(np.median(milliseconds))
-        rows.append((name, paper.RUNTIME.get(column), ms, ms / plain))
+        row = {"method": name, "ms, paper": paper.RUNTIME.get(column), "ms": ms}
+        rows.append({**row, "times the plain detector": ms / plain})
     notes = (
         f"Head posterior, {boxes:.1f} boxes per frame (the paper: 97.3), "
         f"{workspace.setting.device}; medians, including the plain detector.",
         f"GLM was timed on {glm_boxes} boxes of one frame and extrapolated: "
         "every box costs the same.",
     )
-    columns = ("method", "ms, paper", "ms", "times the plain detector")
-    return Table("runtime", "Run time", columns, rows, notes)
+    return Table("runtime", "Run time", rows, notes)
 
 
 def _metric_table(
@@ -203,19 +201,19 @@ def _metric_table(
 
     first: head of the column with the methods. extra: further columns by head, then by method.
     """
-    figures, more = paper.TABLES[name.partition("-")[0]], extra or {}
-    rows = []
+    figures, rows = paper.TABLES[name.partition("-")[0]], []
     for method, records in found.items():
         values = measure(records)
         for error in ERRORS:
-            cells: list[Any] = [method, error]
+            row: dict[str, Any] = {first: method, "error": error}
             for metric in METRICS:
                 cell = values[error][metric]
-                cells.append(figures[method][metric][error] if method in figures else None)
-                cells += [cell["value"], cell["chance"]]
-            cells.append(values[error]["AUROC"]["value"])
-            rows.append((*cells, *(column[method] for column in more.values())))
-    return Table(name, title, (first, "error", *METRIC_COLUMNS, "AUROC", *more), rows, notes)
+                published = figures.get(method, {}).get(metric, {})
+                row[f"{metric}, paper"] = published.get(error)
+                row |= {metric: cell["value"], f"{metric} by chance": cell["chance"]}
+            row["AUROC"] = values[error]["AUROC"]["value"]
+            rows.append(row | {head: column[method] for head, column in (extra or {}).items()})
+    return Table(name, title, rows, notes)
 
 
 def _distance(

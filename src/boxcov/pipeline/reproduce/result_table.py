@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,42 +15,44 @@ from boxcov.pipeline.terminal import without_nan
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of plain values under named columns; None or NaN where there is no value.
+    """Rows of plain values by column; None or NaN where there is no value.
 
-    >>> print(Table("t", "A table", ("method", "ms"), [("GLM", 10636.0), ("x", None)]).markdown())
+    >>> print(Table("t", "A table", [{"method": "GLM", "ms": 10636.0}]).markdown())
     **A table**
     <BLANKLINE>
     | method | ms |
     | --- | ---: |
     | GLM | 10636 |
-    | x |  |
     """
 
     name: str
     title: str
-    columns: tuple[str, ...]
-    rows: Sequence[tuple[Any, ...]]
+    rows: Sequence[Mapping[str, Any]]
     notes: tuple[str, ...] = ()
 
+    @property
+    def columns(self) -> list[str]:
+        return list(self.rows[0]) if self.rows else []
+
     def markdown(self) -> str:
-        numeric = (
-            not any(isinstance(value, str) for value in column) for column in zip(*self.rows)
-        )
-        rules = ["---:" if right else "---" for right in numeric]
-        rows = [self.columns, rules, *([_format(value) for value in row] for row in self.rows)]
-        lines = [f"| {' | '.join(row)} |" for row in rows]
+        is_text = {
+            name: any(isinstance(row[name], str) for row in self.rows) for name in self.columns
+        }
+        rules = ["---" if text else "---:" for text in is_text.values()]
+        cells = [[_format(value) for value in row.values()] for row in self.rows]
+        lines = [f"| {' | '.join(row)} |" for row in (self.columns, rules, *cells)]
         return "\n".join([f"**{self.title}**", "", *lines, *(f"\n{note}" for note in self.notes)])
 
     def csv(self) -> str:
         text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(self.columns)
+        writer = csv.DictWriter(text, self.columns, lineterminator="\n")
+        writer.writeheader()
         writer.writerows(without_nan(self.rows))
         return text.getvalue()
 
     def json(self) -> dict[str, Any]:
-        rows = [dict(zip(self.columns, row)) for row in self.rows]
-        return {"name": self.name, "title": self.title, "rows": rows, "notes": list(self.notes)}
+        notes = list(self.notes)
+        return {"name": self.name, "title": self.title, "rows": list(self.rows), "notes": notes}
 
     def write(self, folder: Path) -> None:
         """Write ``NAME.md``, ``NAME.csv`` and ``NAME.json``."""
