@@ -26,7 +26,6 @@ WRITERS = {
 PRINTERS = {"pipeline/terminal.py": "the place itself"}
 JSON = {
     "files.py": "the place itself",
-    "pipeline/terminal.py": "the place itself",
     "_torch/distributed.py": "between processes, not to a file",
     "data/nuscenes/results.py": "the format has NaN for unknown velocities",
     "report/page.py": "allow_nan=False, in a script element",

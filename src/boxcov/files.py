@@ -13,14 +13,16 @@ import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
-from safetensors.torch import save
-from torch import Tensor
 
 from boxcov.errors import BoxcovError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 try:
     import fcntl
@@ -85,6 +87,24 @@ def to_json(value: Any, indent: int | None = None, compact: bool = False) -> str
         raise BoxcovError(
             f"NaN or infinite numbers, which JSON cannot express, in {str(value)[:200]}"
         ) from None
+
+
+def without_nan(value: Any) -> Any:
+    """Return a JSON value with None for numbers that are not finite, as an undefined AUROC.
+
+    >>> without_nan({"AUROC": float("nan"), "share": [0.0, float("inf")]})
+    {'AUROC': None, 'share': [0.0, None]}
+    """
+    if isinstance(value, dict):
+        return {key: without_nan(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(entry) for entry in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write a value as JSON, with null for numbers that are not finite."""
+    write_text(path, to_json(without_nan(value), indent=1) + "\n")
 
 
 def check_replaceable(path: Path) -> None:
@@ -238,6 +258,8 @@ def write_safetensors(
     path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> None:
     """Write tensors by name and one metadata entry: the order of several would be random."""
+    from safetensors.torch import save  # with torch, which ``boxcov --help`` does not need
+
     assert len(metadata) == 1
     # clones, because safetensors refuses tensors that share memory
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}

@@ -15,7 +15,6 @@ from boxcov._torch.modules import check_finite_weights, shadow, versions
 from boxcov.checks.report import Finding
 from boxcov.checks.subject import (
     NotChecked,
-    State,
     Subject,
     bad,
     form_of,
@@ -138,10 +137,7 @@ def forward(subject: Subject) -> Finding:
 
 def inputs_unchanged(subject: Subject) -> Finding:
     """``forward()`` leaves its inputs unchanged."""
-    subject.needed_raw()
-    given, copy = fresh(subject.inputs), fresh(subject.inputs)
-    with torch.no_grad():
-        subject.shadow()(given)
+    given, copy = subject.second_pass().inputs, fresh(subject.inputs)
     if tree_structure(given) != tree_structure(copy) or not same_bits(given, copy):
         return bad(
             "forward() changes its inputs",
@@ -153,9 +149,7 @@ def inputs_unchanged(subject: Subject) -> Finding:
 
 def repeatable(subject: Subject) -> Finding:
     """Two passes give the same bits."""
-    first = subject.needed_raw()
-    with torch.no_grad():
-        again = subject.shadow()(fresh(subject.inputs))
+    first, again = subject.needed_raw(), subject.second_pass().raw
     if not same_bits(first, again):
         return bad(
             f"two passes in eval mode differ{_furthest(first, again)}",
@@ -168,12 +162,7 @@ def repeatable(subject: Subject) -> Finding:
 
 def state(subject: Subject) -> Finding:
     """``forward()`` leaves parameters and buffers unchanged."""
-    subject.needed_raw()
-    before = State(subject.original)
-    with torch.no_grad():
-        subject.shadow()(fresh(subject.inputs))
-    changed = before.changed()
-    before.restore()
+    changed = subject.second_pass().changed
     if changed:
         return bad(
             f"forward() changes {join_names(changed, 4)} in eval mode",

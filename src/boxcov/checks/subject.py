@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
+from boxcov._torch.inputs import fresh
 from boxcov._torch.modules import shadow
 from boxcov.checks.report import Finding, LayerRow
 from boxcov.detector import Detector, Selection
@@ -33,6 +34,14 @@ class NotChecked(Exception):
     """Raised when a check lacks what it needs, for example because an earlier one failed."""
 
 
+class Pass(NamedTuple):
+    """What a second pass through the network did."""
+
+    raw: Any
+    inputs: Any  # after the pass
+    changed: list[str]  # parameters and buffers that it has written to
+
+
 @dataclass
 class Subject:
     """A detector and a frame. ``raw``, ``selection`` and ``boxes`` are filled by the checks."""
@@ -43,6 +52,7 @@ class Subject:
     other: tuple[Any, Any] | None  # another frame
     reference: Tensor | None
     raw: Any = None
+    second: Pass | None = None
     selection: Selection | None = None
     boxes: Tensor | None = None
     repeatable: bool = False
@@ -63,6 +73,17 @@ class Subject:
     def shadow(self) -> Detector:
         """A twin of the detector in eval mode that shares its weights and buffers."""
         return shadow(self.original)
+
+    def second_pass(self) -> Pass:
+        """Run the network once more, the first time that this is called; restore its state."""
+        self.needed_raw()
+        if self.second is None:
+            before, inputs = State(self.original), fresh(self.inputs)
+            with torch.no_grad():
+                raw = self.shadow()(inputs)
+            self.second = Pass(raw, inputs, before.changed())
+            before.restore()
+        return self.second
 
     def needed_raw(self) -> Any:
         if self.raw is None:

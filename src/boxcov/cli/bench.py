@@ -12,8 +12,7 @@ from boxcov.pipeline.terminal import say, say_json
 def bench(options: BenchCommand, as_json: AsJson = False) -> None:
     """Time every method on the same frames, relative to the plain detector.
 
-    Methods: the exact covariance, MC-GLM and GLM as in the paper, MC dropout, and laplace-torch if
-    it is installed.
+    Methods: the exact covariance, MC-GLM and GLM as in the paper, and MC dropout.
     """
     import torch
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from warnings import catch_warnings, simplefilter
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
 
 from boxcov import GLM, MCGLM, MCI, ExactGLM, compile, fit
 from boxcov._torch.clock import seconds
@@ -71,7 +68,6 @@ def run(options: BenchCommand, progress: Progress | None = None) -> list[dict[st
         for count in box_counts:
             model = detector if count is None else with_box_count(detector, count)
             entries = method_entries(model, posterior, options, inputs[0])
-            entries += laplace_torch_entries(model, items[0])
             rows += measure(model, entries, inputs, options.repeats, device, depth)
             if progress is not None:
                 progress(sum(row["method"] == "plain" for row in rows), total)
@@ -140,27 +136,6 @@ def compiled_entries(detector: Detector, model: ExactGLM, example: Any) -> list[
             except BoxcovError as error:
                 found.append(Entry(f"{name}, {form}", None, None, str(error).splitlines()[0]))
     return found
-
-
-def laplace_torch_entries(detector: Detector, frame: tuple[Any, Any]) -> list[Entry]:
-    """Return laplace-torch with Kronecker factors if installed; the note states a failure."""
-    if find_spec("laplace") is None:
-        return []
-    try:
-        from laplace import Laplace  # type: ignore[import-not-found,unused-ignore]
-
-        model = Laplace(
-            deepcopy(detector), "regression", subset_of_weights="all", hessian_structure="kron"
-        )
-        model.fit(DataLoader(cast(Any, [frame]), batch_size=None))
-        model(frame[0])
-    except Exception as error:  # any error is a result
-        is_missing = isinstance(error, ImportError)
-        problem = "cannot be imported" if is_missing else "cannot take this detector"
-        note = f"{problem}: {type(error).__name__}: {error}".splitlines()[0]
-        return [Entry("laplace-torch", None, None, note)]
-    note = "as a regression: not the training loss"
-    return [Entry("laplace-torch", None, model, note, slow=True)]
 
 
 def paper_mcglm(model: MCGLM) -> Callable[[Any], object]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from boxcov.evaluate.covariance_metrics import LEVELS
 from boxcov.evaluate.records import Records
-from boxcov.files import make_folder, to_json, write_text
+from boxcov.files import make_folder, write_json
 from boxcov.pipeline import evaluate, predict
 from boxcov.pipeline.detectors import load_detector, plain_milliseconds
 from boxcov.pipeline.frames import load_frames
@@ -24,7 +24,6 @@ from boxcov.pipeline.options import (
 )
 from boxcov.pipeline.paths import held_folder
 from boxcov.pipeline.progress import Steps
-from boxcov.pipeline.terminal import without_nan
 from boxcov.report.page import write
 from boxcov.report.verdict import LEVEL, display_unit, headline
 
@@ -61,7 +60,7 @@ def run(options: DemoCommand, step: Steps, size: Size | None = None) -> list[Sce
     with held_folder(options.out) as out:
         scenes = [_run_scene(name, out, step, size or Size()) for name in SCENES]
         numbers = {scene.name: scene.numbers for scene in scenes}
-        write_text(out / "demo.json", to_json(without_nan(numbers), indent=1) + "\n")
+        write_json(out / "demo.json", numbers)
     return scenes
 
 

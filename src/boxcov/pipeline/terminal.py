@@ -5,14 +5,13 @@ Everything that a command prints goes through this module.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from math import isfinite
 from typing import TYPE_CHECKING, Any, TextIO
 from unicodedata import category
 
 from boxcov.errors import BoxcovError
+from boxcov.files import to_json, without_nan
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,20 +63,7 @@ def output_error(error: OSError, out: TextIO) -> BaseException:
 
 def say_json(value: Any, file: TextIO | None = None) -> None:
     """Print a value as JSON in one line; numbers that are not finite are null."""
-    say(json.dumps(without_nan(value), allow_nan=False), file)
-
-
-def without_nan(value: Any) -> Any:
-    """Return a JSON value with None for numbers that are not finite, as an undefined AUROC.
-
-    >>> without_nan({"AUROC": float("nan"), "share": [0.0, float("inf")]})
-    {'AUROC': None, 'share': [0.0, None]}
-    """
-    if isinstance(value, dict):
-        return {key: without_nan(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_nan(entry) for entry in value]
-    return None if isinstance(value, float) and not isfinite(value) else value
+    say(to_json(without_nan(value)), file)
 
 
 def say_table(table: Table, file: TextIO | None = None) -> None:

@@ -16,7 +16,7 @@ from boxcov.detectors.training import Recipe, train
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.average_precision import average_precision, mean_precision
 from boxcov.evaluate.ground_truth import GroundTruth
-from boxcov.files import to_json, write_text
+from boxcov.files import write_json
 from boxcov.pipeline.detectors import centerpoint_config, move_to_device
 from boxcov.pipeline.frames import (
     Progress,
@@ -26,7 +26,6 @@ from boxcov.pipeline.frames import (
 )
 from boxcov.pipeline.options import DataOptions, TrainCommand
 from boxcov.pipeline.paths import check_output, holds_output, refuse_existing
-from boxcov.pipeline.terminal import without_nan
 
 PrecisionTable = dict[str, dict[float, float]]  # by class and distance in metres
 _REPORTED = ("config", "data", "split", "steps", "batch", "rate", "sweeps", "seed", "start_from")
@@ -80,7 +79,7 @@ def run(
         "parameters": sum(p.numel() for p in detector.parameters()),
         "test": _test(detector, options),
     }
-    write_text(report_path, to_json(without_nan(report), indent=1) + "\n")
+    write_json(report_path, report)
     checkpoint.unlink(missing_ok=True)
     return report
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from boxcov.files import to_json, write_text
-from boxcov.pipeline.terminal import without_nan
+from boxcov.files import without_nan, write_json, write_text
 
 
 @dataclass(frozen=True)
@@ -56,13 +55,9 @@ class Table:
 
     def write(self, folder: Path) -> None:
         """Write ``NAME.md``, ``NAME.csv`` and ``NAME.json``."""
-        texts = {
-            "md": self.markdown() + "\n",
-            "csv": self.csv(),
-            "json": to_json(without_nan(self.json()), indent=1) + "\n",
-        }
-        for suffix, text in texts.items():
-            write_text(folder / f"{self.name}.{suffix}", text)
+        write_text(folder / f"{self.name}.md", self.markdown() + "\n")
+        write_text(folder / f"{self.name}.csv", self.csv())
+        write_json(folder / f"{self.name}.json", self.json())
 
 
 def _format(value: Any) -> str:

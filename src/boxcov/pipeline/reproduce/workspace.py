@@ -17,7 +17,7 @@ from boxcov.error_model.calibrate import calibrate
 from boxcov.errors import BoxcovError, NotFiniteError
 from boxcov.evaluate.ground_truth import GroundTruth, match_detections
 from boxcov.evaluate.records import Records
-from boxcov.files import make_folder, to_json, write_text
+from boxcov.files import make_folder, write_json
 from boxcov.input_file import read_json, reading
 from boxcov.kfac.checkpoint import Checkpoint
 from boxcov.kfac.fit import fit
@@ -57,7 +57,7 @@ class Workspace:
         path, mine = self.folder / "setting.json", {"version": __version__, **self.setting.json()}
         empty = not any(any((self.folder / name).iterdir()) for name in FOLDERS)
         if empty or not path.exists():
-            write_text(path, to_json(mine, indent=1) + "\n")
+            write_json(path, mine)
             return
         try:
             stored = dict(read_json(path))
@@ -203,7 +203,7 @@ class Workspace:
         """Return the time of the plain detector on each test frame but the first."""
         path = self.folder / "predictions" / "plain.json"
         if not path.exists():
-            write_text(path, to_json(plain_milliseconds(self.detector, self.frames(TEST))) + "\n")
+            write_json(path, plain_milliseconds(self.detector, self.frames(TEST)))
         with reading(path, "a list of milliseconds"):
             times = [float(ms) for ms in read_json(path)]
         return times[1:] or times
