@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -56,6 +57,11 @@ def trace(subject: Subject) -> Finding:
         for name, p in subject.original.named_parameters()
     ]
     subject.layers = [row for row in subject.layers if row.reason != "bias"]
+    return _traced(subject, given)
+
+
+def _traced(subject: Subject, parts: Iterable[str]) -> Finding:
+    """Return how many layers a posterior can hold, and what keeps the others out."""
     inside = [row for row in subject.layers if not row.reason]
     other, idle = (
         [row.name for row in subject.layers if row.reason == reason] for reason in (_OTHER, _IDLE)
@@ -63,7 +69,7 @@ def trace(subject: Subject) -> Finding:
     lost = other + idle
     if not inside:
         return bad(
-            f"no layer of {join_names(given)} can be in a posterior",
+            f"no layer of {join_names(parts)} can be in a posterior",
             "name parts whose linear layers and convolutions run in forward()",
         )
     todo = (

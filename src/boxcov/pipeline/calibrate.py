@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,8 +16,8 @@ from boxcov.error_model.calibrate import (
     iou_thresholds,
     predict_frames,
     widen,
-    with_error_model,
 )
+from boxcov.error_model.model import ErrorModel
 from boxcov.error_model.training import FOLDS, Progress, TrainingOptions
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.covariance_metrics import LEVELS
@@ -51,40 +50,33 @@ def run(options: CalibrateCommand, steps: Steps | None = None) -> dict[str, Any]
     fit_frames = _fit_frames(len(frames), options.fit_share)
     stress = _stress_frames(options, source, frames, detector)
     model = build_predictor(detector, options.estimator, source.seed, calibrated=False)
-    assert model.posterior is not None  # CalibrateCommand checks it
-    fit = partial(
-        fit_error_model,
-        threshold=threshold,
-        estimator=estimator(model.settings()),
-        fingerprint=model.posterior.fingerprint,
-    )
+    posterior = model.posterior
+    assert posterior is not None  # CalibrateCommand checks it
+    started: Callable[[str, str], Progress | None] = steps or (lambda what, unit: None)
 
-    def progress(what: str, unit: str = "frames") -> Progress | None:
-        return None if steps is None else steps(what, unit)
+    def fit(found: Detections, records: Records, what: str) -> ErrorModel:
+        training = TrainingOptions(progress=started(what, "epochs"))
+        method, weights = estimator(model.settings()), posterior.fingerprint
+        return fit_error_model(
+            found, records, threshold, estimator=method, fingerprint=weights, options=training
+        )
 
-    found, truth = predict_frames(model, frames, progress("predicting"))
+    found, truth = predict_frames(model, frames, started("predicting", "frames"))
     records = match_detections(found, truth, threshold=-1.0)
     first = found.frame < fit_frames
-    training = TrainingOptions(progress=progress("fitting the error model of the report", "epochs"))
-    tried = fit(found[first], records[first.numpy()], options=training)
+    part = found[first], records[first.numpy()]
+    tried = fit(*part, "fitting the error model of the report")
     held_out = evaluate_error_model(tried.apply(found[~first]), records[~first.numpy()])
-    training = TrainingOptions(progress=progress("fitting the error model", "epochs"))
-    final = fit(found, records, options=training)
+    final = fit(found, records, "fitting the error model")
     if len(stress):
-        unusual, truth = predict_frames(model, stress, progress("predicting stress"))
+        unusual, truth = predict_frames(model, stress, started("predicting stress", "frames"))
         records = match_detections(unusual, truth, threshold=-1.0)
         final = widen(final, found, unusual, records)
     data = {"data": f"{source.data} {source.split} seed {source.seed}", "held_out": held_out}
     final = replace(final, provenance={**final.provenance, **data})
-    calibrated = with_error_model(model, final)
-    assert calibrated.posterior is not None
-    calibrated.posterior.save(options.out)
-    return {
-        "out": str(options.out),
-        "estimator": final.estimator,
-        "threshold": final.threshold,
-        **dict(final.provenance),
-    }
+    posterior.with_error_model(final).save(options.out)
+    about = {"estimator": final.estimator, "threshold": final.threshold}
+    return {"out": str(options.out), **about, **final.provenance}
 
 
 def _stress_frames(

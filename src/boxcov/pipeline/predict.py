@@ -84,25 +84,11 @@ def run(
         is_calibrated = model.error_model is not None
         fields = tuple(detector.box_fields)
         check_format(options.format, frames, fields, is_calibrated, options.message)
-        meta = {
-            **model.settings(),
-            **_posterior_meta(estimator_options),
-            **options.detector_meta,
-            **frames_meta,
-            "frames": len(frames),
-            "device": model.device.type,
-            "boxcov": __version__,
-            "torch": torch.__version__,
-        }
-        meta = json.loads(to_json(meta))  # tuples become lists, as when read from a file
+        about = {**_posterior_meta(estimator_options), **options.detector_meta, **frames_meta}
+        meta = _meta(model, {**about, "frames": len(frames)})
+        loaded = load_in_background(frames, options.workers, device, seed)
         compute = partial(_predict_block, model, total=len(frames), progress=progress)
-        store.fill(
-            load_in_background(frames, options.workers, device, seed),
-            meta,
-            compute,
-            world,
-            progress,
-        )
+        store.fill(loaded, meta, compute, world, progress)
     if world.rank:
         return {}
     found = read_blocks(store, len(frames))
@@ -111,6 +97,13 @@ def run(
     store.remove()
     _show(options, frames, found, drawing)
     return {"out": str(options.out), **_summary(found), **meta}
+
+
+def _meta(model: Predictor, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a file says about its boxes, as when it is read: tuples become lists."""
+    versions = {"device": model.device.type, "boxcov": __version__, "torch": torch.__version__}
+    meta: dict[str, Any] = json.loads(to_json({**model.settings(), **about, **versions}))
+    return meta
 
 
 def _summary(found: Detections) -> dict[str, Any]:

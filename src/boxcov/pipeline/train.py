@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
 from boxcov._torch.inputs import move
@@ -53,27 +53,22 @@ def run(
     refuse_existing(report_path, options.force or options.resume)
     detector = move_to_device(_initial_detector(options), options.device)
     source = DataOptions(options.data, options.split, options.count, options.seed, options.sweeps)
-    began = time.perf_counter()
+    began = perf_counter()
     frames = load_labelled_frames(source, options.device, detector.classes)
     frames = preload_frames(frames, options.device, loading)
-    loading_seconds = time.perf_counter() - began
+    seconds_to_load = perf_counter() - began
     recipe = Recipe(
         options.steps, options.batch, options.rate, seed=options.seed, augmentation=Augmentation()
     )
     loss = train(
-        detector,
-        frames,
-        recipe,
-        checkpoint=checkpoint,
-        resume=options.resume,
-        progress=training,
+        detector, frames, recipe, checkpoint=checkpoint, resume=options.resume, progress=training
     )
-    minutes = (time.perf_counter() - began) / 60
+    minutes = (perf_counter() - began) / 60
     save(detector, options.out)
     report = {
-        **{name: value for name, value in asdict(options).items() if name in _REPORTED},
+        **{name: getattr(options, name) for name in _REPORTED},
         "frames": len(frames),
-        "seconds_to_make_frames": loading_seconds,
+        "seconds_to_make_frames": seconds_to_load,
         "minutes": minutes,
         "loss": loss,
         "parameters": sum(p.numel() for p in detector.parameters()),
