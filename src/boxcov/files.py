@@ -130,7 +130,7 @@ def check_replaceable(path: Path) -> None:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def hold(path: Path) -> Iterator[None]:
     """Hold ``path`` for this process; raise and name the holder if another process has it.
 
     The lock ends with the process, also after a kill. Without locks in the file system, or on

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from boxcov import BoxcovError
-from boxcov.files import locked
+from boxcov.files import hold
 from boxcov.pipeline import stream as streaming
 from helpers.command_line import boxcov
 
@@ -197,8 +197,8 @@ def test_the_report_of_a_training_is_checked_first(tmp_path) -> None:
 HOLDER = """
 import sys
 from pathlib import Path
-from boxcov.files import locked
-with locked(Path(sys.argv[1])):
+from boxcov.files import hold
+with hold(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.readline()
 """
@@ -246,15 +246,15 @@ def test_workers_of_a_killed_process_hold_nothing(tmp_path) -> None:
         assert held.stdout.readline() == "held\n"
         held.kill()
         held.wait()
-        with locked(tmp_path / "out"):  # the fork of the killed process still sleeps
+        with hold(tmp_path / "out"):  # the fork of the killed process still sleeps
             assert (tmp_path / ".out.lock").exists()
         os.killpg(held.pid, signal.SIGKILL)
 
 
 def test_a_folder_is_held(tmp_path) -> None:
-    from boxcov.pipeline.paths import held_folder
+    from boxcov.pipeline.paths import hold_folder
 
-    with held_folder(tmp_path / "out"):
+    with hold_folder(tmp_path / "out"):
         done = boxcov(*VERBS["reproduce"], f"--out {tmp_path / 'out'}")
     assert f"process {os.getpid()} on " in done.err
     assert not list((tmp_path / "out").iterdir())

@@ -44,7 +44,7 @@ def signals(subject: Subject) -> Finding:
         raise NotChecked("not implemented (optional, for the error model)")
     summary = f"{len(alone)} numbers per box"
     try:
-        raw, selection, own = _batch_of_two(subject, changed(subject.inputs))
+        raw, selection, own = _batch_of_two(subject, perturb(subject.inputs))
     except NotChecked as why:
         return good(f"{summary}; {why}")
     with torch.no_grad():
@@ -92,7 +92,7 @@ def _batch_of_two(subject: Subject, mate: Any) -> tuple[Any, Selection, Tensor]:
     mate = mate if subject.other is None else subject.other[0]
     with torch.no_grad():
         detector = subject.shadow()
-        raw = forward_batch(detector, merged([subject.inputs, mate]))
+        raw = forward_batch(detector, merge([subject.inputs, mate]))
         selection = detector.select(raw)
     return raw, selection, selection.frame < frames
 
@@ -106,7 +106,7 @@ def _nearest(found: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
     return distance, row
 
 
-def merged(items: list[Any]) -> Any:
+def merge(items: list[Any]) -> Any:
     try:
         return fresh(batched(items, len(items))[0])
     except Exception as error:
@@ -123,10 +123,10 @@ def forward_batch(detector: Detector, inputs: Any) -> Any:
         ) from None
 
 
-def changed(inputs: Any) -> Any:
+def perturb(inputs: Any) -> Any:
     """Perturbed inputs of the same shapes: noise on floats, integer images mirrored.
 
-    >>> changed([torch.ones(2, 3)])[0].shape
+    >>> perturb([torch.ones(2, 3)])[0].shape
     torch.Size([2, 3])
     """
     generator = torch.Generator().manual_seed(0)

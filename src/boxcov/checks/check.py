@@ -13,7 +13,7 @@ from torch import Tensor
 from boxcov._torch.inputs import move
 from boxcov.checks import batches, contract, derivatives, layers, losses
 from boxcov.checks.report import Finding, Report
-from boxcov.checks.subject import NotChecked, Subject, bad, unchanged
+from boxcov.checks.subject import NotChecked, Subject, bad, keep_state
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
 
@@ -46,7 +46,7 @@ CHECKS: tuple[tuple[str, Callable[[Subject], Finding]], ...] = (
     ("logits", derivatives.logits),
     ("signals", batches.signals),
     ("candidates", derivatives.candidates),
-    ("sample_targets", losses.sampled_targets),
+    ("sample_targets", losses.target_samples),
 )
 
 
@@ -87,7 +87,7 @@ def check(
         move(tree, subject.device) for tree in (inputs, targets, mate)
     )
     with (
-        unchanged(detector),
+        keep_state(detector),
         torch.inference_mode(False),
         torch.enable_grad(),
         warnings.catch_warnings(),
@@ -98,7 +98,7 @@ def check(
             findings.append(_finding(name, run, subject))
             if progress is not None:
                 progress(len(findings), len(CHECKS))
-        milliseconds = _or_none(lambda: layers.timed(subject))
+        milliseconds = _or_none(lambda: layers.milliseconds_per_pass(subject))
         depths = _or_none(lambda: layers.depths(subject)) or ()
     return Report(
         type(detector).__name__,

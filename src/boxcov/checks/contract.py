@@ -332,7 +332,10 @@ def own_output(subject: Subject) -> Finding:
     size = (
         theirs.abs().amax(0).clamp(min=1e-6) if len(theirs) else mine.abs().amax(0).clamp(min=1e-6)
     )
-    lost = [len(theirs) - _matched(theirs, mine, size), len(mine) - _matched(mine, theirs, size)]
+    lost = [
+        len(theirs) - _count_near(theirs, mine, size),
+        len(mine) - _count_near(mine, theirs, size),
+    ]
     if any(lost):
         return bad(
             f"{lost[0]} of the model's own {len(theirs)} boxes are not among the {len(mine)} of "
@@ -343,7 +346,7 @@ def own_output(subject: Subject) -> Finding:
     return good(f"the model's own {len(theirs)} boxes, to 1e-4")
 
 
-def _matched(these: Tensor, those: Tensor, size: Tensor) -> int:
+def _count_near(these: Tensor, those: Tensor, size: Tensor) -> int:
     if not len(those):
         return 0
     off = ((these[:, None] - those[None]).abs() / size).amax(2)

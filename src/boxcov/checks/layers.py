@@ -57,10 +57,10 @@ def trace(subject: Subject) -> Finding:
         for name, p in subject.original.named_parameters()
     ]
     subject.layers = [row for row in subject.layers if row.reason != "bias"]
-    return _traced(subject, given)
+    return _layer_finding(subject, given)
 
 
-def _traced(subject: Subject, parts: Iterable[str]) -> Finding:
+def _layer_finding(subject: Subject, parts: Iterable[str]) -> Finding:
     """Return how many layers a posterior can hold, and what keeps the others out."""
     inside = [row for row in subject.layers if not row.reason]
     other, idle = (
@@ -207,7 +207,7 @@ def depths(subject: Subject) -> tuple[DepthCost, ...]:
     return tuple(found)
 
 
-def timed(subject: Subject, times: int = 3) -> float | None:
+def milliseconds_per_pass(subject: Subject, times: int = 3) -> float | None:
     """Median milliseconds of one plain pass."""
     if subject.raw is None:
         return None

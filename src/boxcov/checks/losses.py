@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from boxcov._torch.inputs import fresh, most_frames
-from boxcov.checks.batches import changed, forward_batch, merged
+from boxcov.checks.batches import forward_batch, merge, perturb
 from boxcov.checks.report import Finding
 from boxcov.checks.subject import NotChecked, Subject, bad, form_of, good, named_floats
 from boxcov.detector import Detector
@@ -74,7 +74,7 @@ def apart(subject: Subject) -> Finding:
     return good(f"the same beside {how}, to {most:.0e}, and no gradient crosses frames")
 
 
-def sampled_targets(subject: Subject) -> Finding:
+def target_samples(subject: Subject) -> Finding:
     """``sample_targets()`` draws targets that ``loss()`` accepts."""
     raw = subject.needed_raw()
     if type(subject.original).sample_targets is Detector.sample_targets:
@@ -106,7 +106,7 @@ def _frame(subject: Subject) -> tuple[Any, Any]:
 
 
 def _losses(subject: Subject, frames: list[tuple[Any, Any]]) -> Tensor:
-    inputs, targets = merged([item[0] for item in frames]), merged([item[1] for item in frames])
+    inputs, targets = merge([item[0] for item in frames]), merge([item[1] for item in frames])
     detector = subject.shadow()
     with torch.no_grad():
         return detector.loss(forward_batch(detector, inputs), targets)
@@ -117,7 +117,7 @@ def _mates(subject: Subject) -> list[tuple[tuple[Any, Any], str]]:
 
     The latter also with fewer targets.
     """
-    inputs, targets = subject.other or (changed(subject.inputs), subject.targets)
+    inputs, targets = subject.other or (perturb(subject.inputs), subject.targets)
     what = "a perturbed copy" if subject.other is None else "another frame"
     copy, fewer = (_frame(subject), "a copy of itself"), _fewer(targets)
     found = [copy, ((inputs, fewer), f"{what} with other targets"), ((inputs, targets), what)]
@@ -132,8 +132,8 @@ def _mates(subject: Subject) -> list[tuple[tuple[Any, Any], str]]:
 
 def _leak(subject: Subject) -> str:
     """Name of a raw output of the second frame that the first frame's loss depends on, or ""."""
-    mate = subject.other or (changed(subject.inputs), subject.targets)
-    inputs, targets = (merged([a, b]) for a, b in zip(_frame(subject), mate))
+    mate = subject.other or (perturb(subject.inputs), subject.targets)
+    inputs, targets = (merge([a, b]) for a, b in zip(_frame(subject), mate))
     detector, B = subject.shadow(), len(_known(subject))
     with torch.no_grad():
         raw = detector(inputs)
@@ -169,7 +169,7 @@ def _fewer(targets: Any) -> Any:
             else value
             for key, value in targets.items()
         }
-    return changed(targets)
+    return perturb(targets)
 
 
 def _off(found: Tensor, expected: Tensor) -> float:

@@ -166,7 +166,7 @@ class State:
 
 
 @contextmanager
-def unchanged(detector: nn.Module) -> Iterator[None]:
+def keep_state(detector: nn.Module) -> Iterator[None]:
     """Restore weights, buffers, modes and random state at the end of the block."""
     state, modes = State(detector), {module: module.training for module in detector.modules()}
     devices = {

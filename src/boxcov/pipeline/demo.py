@@ -22,7 +22,7 @@ from boxcov.pipeline.options import (
     EvaluateCommand,
     PredictCommand,
 )
-from boxcov.pipeline.paths import held_folder
+from boxcov.pipeline.paths import hold_folder
 from boxcov.pipeline.progress import Steps
 from boxcov.report.page import write
 from boxcov.report.verdict import LEVEL, display_unit, headline
@@ -57,7 +57,7 @@ class Scene:
 
 def run(options: DemoCommand, step: Steps, size: Size | None = None) -> list[Scene]:
     """Write predictions and a report per scene to a folder; return the numbers of the scenes."""
-    with held_folder(options.out) as out:
+    with hold_folder(options.out) as out:
         scenes = [_run_scene(name, out, step, size or Size()) for name in SCENES]
         numbers = {scene.name: scene.numbers for scene in scenes}
         write_json(out / "demo.json", numbers)

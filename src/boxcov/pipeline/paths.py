@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from boxcov.errors import BoxcovError
-from boxcov.files import check_writable, locked, make_folder, remove_leftovers
+from boxcov.files import check_writable, hold, make_folder, remove_leftovers
 
 C = TypeVar("C")
 P = ParamSpec("P")
@@ -35,7 +35,7 @@ def holds_output(run: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[C,
             refuse_existing(out, may_replace)
         if out is None or os.environ.get("RANK", "0") != "0":
             return run(options, *args, **keywords)
-        with locked(out.absolute()):
+        with hold(out.absolute()):
             remove_leftovers(out)
             return run(options, *args, **keywords)
 
@@ -43,10 +43,10 @@ def holds_output(run: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[C,
 
 
 @contextmanager
-def held_folder(path: Path) -> Iterator[Path]:
+def hold_folder(path: Path) -> Iterator[Path]:
     """Create a folder if needed, and hold it: no other process writes into it meanwhile."""
     make_folder(path)
-    with locked(path.absolute() / "boxcov"):
+    with hold(path.absolute() / "boxcov"):
         yield path
 
 

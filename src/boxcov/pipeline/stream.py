@@ -171,16 +171,16 @@ def _box_lists(found: Detections, with_covariance: bool) -> dict[str, Any]:
             continue
         if not bool(np.isfinite(arrays[name]).all()) and name != "region":
             raise BoxcovError(f"{name} are not finite")
-        lists[name] = _rounded(arrays[name], digits)
+        lists[name] = _round(arrays[name], digits)
     return {**lists, "labels": [found.classes[label] for label in found.labels.tolist()]}
 
 
-def _rounded(array: np.ndarray[Any, Any], digits: int) -> Any:
+def _round(array: np.ndarray[Any, Any], digits: int) -> Any:
     """Return nested lists, rounded to significant digits; None for an infinite width.
 
     Numbers below 5e-7 are 0, but not in matrices: they would not be positive definite any more.
 
-    >>> _rounded(np.array([[0.123456789, 987654.321], [np.inf, 1e-7]]), 5)
+    >>> _round(np.array([[0.123456789, 987654.321], [np.inf, 1e-7]]), 5)
     [[0.12346, 987650.0], [None, 0.0]]
     """
     x = array.astype(float)

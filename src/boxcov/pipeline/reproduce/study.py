@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from boxcov.files import write_text
 from boxcov.pipeline.options import ReproduceCommand
-from boxcov.pipeline.paths import held_folder
+from boxcov.pipeline.paths import hold_folder
 from boxcov.pipeline.reproduce.analysis import (
     amount_of_data,
     distribution_shift,
@@ -25,7 +25,7 @@ SCENES = 8  # frames to show in the report
 
 def run(options: ReproduceCommand, progress: Progress | None = None) -> list[Table]:
     """Write runs, tables, figures and the report to a folder; return the tables."""
-    with held_folder(options.out) as folder:
+    with hold_folder(options.out) as folder:
         return reproduce(Workspace(folder, Setting.from_options(options), progress))
 
 
