@@ -126,7 +126,7 @@ def test_mc_dropout_and_finite_differences(tmp_path, made) -> None:
 @pytest.mark.parametrize("method", ["exact", "mci"])
 def test_interrupted_run_resumes_to_the_same_bytes(tmp_path, made, monkeypatch, method) -> None:
     """mci with dropout draws samples per frame: earlier draws must not matter."""
-    monkeypatch.setattr(prediction, "clock", lambda: 0.0)  # only the times would differ
+    monkeypatch.setattr(prediction, "seconds", lambda device: 0.0)  # only the times would differ
     word, posterior = made
     out = tmp_path / "cut.safetensors"
     options = PredictCommand(

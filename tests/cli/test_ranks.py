@@ -50,7 +50,7 @@ def made(tmp_path_factory) -> PredictCommand:
 def no_time():
     """Only the times of two runs differ."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prediction, "clock", lambda: 0.0)
+        patch.setattr(prediction, "seconds", lambda device: 0.0)
         yield
 
 
