@@ -26,6 +26,8 @@ import numpy as np
 PAGE = Path(__file__).parents[1] / "docs" / "concepts" / "architecture.md"
 START, END = "<!-- walks -->", "<!-- end -->"
 LEFT_OUT = ("data/", "detectors/", "__init__.py")
+PREDICTION = "model(inputs), after the route has been verified"
+CALIBRATION = "boxcov.calibrate(model, frames)"
 
 
 def files_entered(call: Callable[[], Any]) -> dict[str, int]:
@@ -99,12 +101,12 @@ def measure() -> dict[str, dict[str, int]]:
     )
     model = boxcov.ExactGLM(detector, posterior)
     found = [model(inputs) for inputs, _ in items]
-    walks["model(inputs), after the route has been verified"] = walk(lambda: model(items[1][0]))
+    walks[PREDICTION] = walk(lambda: model(items[1][0]))
     arguments = _arguments(found, items)
     walks['boxcov.evaluate.table({"exact": match(...)})'] = walk(
         lambda: boxcov.evaluate.table({"exact": boxcov.evaluate.match(*arguments)}, replicates=20)
     )
-    walks["boxcov.calibrate(model, frames)"] = walk(lambda: boxcov.calibrate(model, items))
+    walks[CALIBRATION] = walk(lambda: boxcov.calibrate(model, items))
     return walks
 
 
@@ -135,7 +137,9 @@ def markdown(walks: Mapping[str, Mapping[str, int]]) -> str:
     """Return one section per walk: the files, grouped where neighbours share a folder."""
     sections = []
     for call, walk in walks.items():
-        lines = [f"**`{call}`**: {len(walk)} files", "", "```text"]
+        shared = len(walk.keys() & walks[PREDICTION].keys()) if call == CALIBRATION else 0
+        note = f", {shared} of them those of a prediction" if shared else ""
+        lines = [f"**`{call}`**: {len(walk)} files{note}", "", "```text"]
         folder = None
         for path, again in walk.items():
             parent, _, name = path.rpartition("/")
