@@ -17,8 +17,6 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError
-
 from boxcov.errors import BoxcovError
 
 if TYPE_CHECKING:
@@ -57,10 +55,8 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
         temporary.chmod(0o644)
         os.replace(temporary, path)
         _sync_folder(path.parent)
-    except (OSError, SafetensorError) as error:
-        raise BoxcovError(
-            f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})"
-        ) from error
+    except OSError as error:
+        raise BoxcovError(f"{path}: cannot be written ({error.strerror or error})") from error
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
@@ -258,7 +254,7 @@ def write_safetensors(
     path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> None:
     """Write tensors by name and one metadata entry: the order of several would be random."""
-    from safetensors.torch import save  # with torch, which ``boxcov --help`` does not need
+    from safetensors.torch import save  # here: ``boxcov --help`` does not need torch
 
     assert len(metadata) == 1
     # clones, because safetensors refuses tensors that share memory

@@ -128,8 +128,8 @@ FITS = [
     Mutant(
         "a full disk is a clear error",
         FILES,
-        "except (OSError, SafetensorError) as error:",
-        "except SafetensorError as error:",
+        "_sync_folder(path.parent)\n    except OSError as error:",
+        "_sync_folder(path.parent)\n    except ZeroDivisionError as error:",
         FULL,
     ),
     Mutant(

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map_only
 
 from boxcov._torch.inputs import fresh, most_frames
 from boxcov.checks.report import Finding
-from boxcov.checks.subject import NotChecked, Subject, bad, form_of, good
+from boxcov.checks.subject import NotChecked, Subject, bad, form_of, good, nearest
 from boxcov.data.sequence import batched
 from boxcov.detector import Detector, Selection
 
@@ -22,7 +22,7 @@ def boxes(subject: Subject) -> Finding:
     found, chosen = subject.needed_boxes(), subject.needed_selection()
     raw, selection, own = _batch_of_two(subject, subject.inputs)  # NMS would suppress a copy
     there = subject.shadow().decode(raw, selection)[own]
-    near = int((_nearest(found, there)[0] < 1e-3).sum())
+    near = int((nearest(found, there)[0] < 1e-3).sum())
     if near < 0.9 * len(chosen) or abs(len(there) - len(chosen)) > 0.1 * len(chosen):
         return bad(
             f"{near} of a frame's {len(chosen)} boxes are found in a batch of two, "
@@ -49,7 +49,7 @@ def signals(subject: Subject) -> Finding:
         return good(f"{summary}; {why}")
     with torch.no_grad():
         both = detector.signals(raw, selection)
-        distance, row = _nearest(found, detector.decode(raw, selection)[own])
+        distance, row = nearest(found, detector.decode(raw, selection)[own])
     if list(both) != list(alone):
         return bad(
             f"a batch of two has the signals {list(both)}, one frame {list(alone)}",
@@ -95,15 +95,6 @@ def _batch_of_two(subject: Subject, mate: Any) -> tuple[Any, Selection, Tensor]:
         raw = forward_batch(detector, merge([subject.inputs, mate]))
         selection = detector.select(raw)
     return raw, selection, selection.frame < frames
-
-
-def _nearest(found: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the relative distance of each box to the nearest of the others, and its row."""
-    if not len(there):
-        return found.new_full((len(found),), torch.inf), found.new_zeros(0, dtype=torch.long)
-    size = found.abs().amax(0).clamp(min=1e-6)
-    distance, row = ((found[:, None] - there).abs() / size).amax(2).min(1)
-    return distance, row
 
 
 def merge(items: list[Any]) -> Any:

@@ -20,6 +20,7 @@ from boxcov.checks.subject import (
     form_of,
     good,
     named_floats,
+    nearest,
     same_bits,
 )
 from boxcov.detector import Selection
@@ -329,13 +330,8 @@ def own_output(subject: Subject) -> Finding:
         raise BoxcovError(
             f"reference has shape {tuple(theirs.shape)}, expected (m, {mine.shape[1]})"
         )
-    size = (
-        theirs.abs().amax(0).clamp(min=1e-6) if len(theirs) else mine.abs().amax(0).clamp(min=1e-6)
-    )
-    lost = [
-        len(theirs) - _count_near(theirs, mine, size),
-        len(mine) - _count_near(mine, theirs, size),
-    ]
+    pairs = (theirs, mine), (mine, theirs)
+    lost = [int((nearest(*pair)[0] >= 1e-4).sum()) if len(pair[0]) else 0 for pair in pairs]
     if any(lost):
         return bad(
             f"{lost[0]} of the model's own {len(theirs)} boxes are not among the {len(mine)} of "
@@ -344,13 +340,6 @@ def own_output(subject: Subject) -> Finding:
             "top-k, NMS, scaling, order of the fields",
         )
     return good(f"the model's own {len(theirs)} boxes, to 1e-4")
-
-
-def _count_near(these: Tensor, those: Tensor, size: Tensor) -> int:
-    if not len(those):
-        return 0
-    off = ((these[:, None] - those[None]).abs() / size).amax(2)
-    return int((off.amin(1) < 1e-4).sum())
 
 
 def _furthest(a: Any, b: Any) -> str:

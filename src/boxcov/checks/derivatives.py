@@ -27,11 +27,6 @@ def differentiable(subject: Subject) -> Finding:
     """The derivative of ``decode()`` along a direction equals a finite difference."""
     subject.needed_boxes()
     detector, raw = subject.shadow(), _doubled(subject)
-    if not _requires_grad(detector, raw, subject):
-        return bad(
-            "decode() has no gradient in the raw outputs",
-            "avoid no_grad(), detach(), numpy(), item() and torch.tensor(...) in decode()",
-        )
     generator = torch.Generator().manual_seed(0)
     leaves = [leaf for _, leaf in named_floats(raw)]
     # what does not depend on the weights, such as the size of the image, needs no derivative
@@ -39,6 +34,11 @@ def differentiable(subject: Subject) -> Finding:
         yes * _like(leaf, generator) for yes, leaf in zip(_moving(subject, leaves), leaves)
     ]
     slope = _slope(detector, raw, directions, subject)
+    if slope is None:
+        return bad(
+            "decode() has no gradient in the raw outputs",
+            "avoid no_grad(), detach(), numpy(), item() and torch.tensor(...) in decode()",
+        )
     step = 1e-6 if slope.dtype == torch.float64 else 1e-3
     with torch.no_grad():
         ahead, behind = (
@@ -274,19 +274,18 @@ def _doubled(subject: Subject) -> Any:
     return doubled if found.dtype == torch.float64 else subject.needed_raw()
 
 
-def _requires_grad(detector: Detector, raw: Any, subject: Subject) -> bool:
-    with torch.enable_grad():
-        return bool(detector.decode(_leaves(raw), subject.needed_selection()).requires_grad)
-
-
-def _slope(detector: Detector, raw: Any, directions: list[Tensor], subject: Subject) -> Tensor:
-    """Derivative (m, D) of the boxes along the directions, by double backward.
+def _slope(
+    detector: Detector, raw: Any, directions: list[Tensor], subject: Subject
+) -> Tensor | None:
+    """Derivative (m, D) of the boxes along the directions, by double backward; None without one.
 
     decode() need not support forward mode.
     """
     with torch.enable_grad():
         leaves = _leaves(raw)
         boxes = detector.decode(leaves, subject.needed_selection())
+        if not boxes.requires_grad:
+            return None
         dummy = torch.ones_like(boxes, requires_grad=True)
         floats = [leaf for _, leaf in named_floats(leaves)]
         grads = torch.autograd.grad(boxes, floats, dummy, create_graph=True, allow_unused=True)

@@ -127,6 +127,15 @@ def named_floats(tree: Any) -> list[tuple[str, Tensor]]:
     ]
 
 
+def nearest(found: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the relative distance of each box to the nearest of the others, and its row."""
+    if not len(there):
+        return found.new_full((len(found),), torch.inf), found.new_zeros(0, dtype=torch.long)
+    size = found.abs().amax(0).clamp(min=1e-6)
+    distance, row = ((found[:, None] - there).abs() / size).amax(2).min(1)
+    return distance, row
+
+
 class State:
     """A snapshot of a detector's parameters and buffers, to compare with and to restore."""
 
