@@ -28,15 +28,15 @@ def test_log_has_a_line_every_few_seconds() -> None:
         [float(t) for t in range(14)], list(range(1, 14)), 100, io.StringIO()
     ).splitlines()
     assert lines == [
-        "working: 2 of 100 frames, loss 0.5, 1 per second, 1:38 left",
-        "working: 7 of 100 frames, loss 0.5, 1 per second, 1:33 left",
-        "working: 12 of 100 frames, loss 0.5, 1 per second, 1:28 left",
+        "working: 2 of 100 frames, loss 0.5, 1 per second, 0:01:38 left",
+        "working: 7 of 100 frames, loss 0.5, 1 per second, 0:01:33 left",
+        "working: 12 of 100 frames, loss 0.5, 1 per second, 0:01:28 left",
     ]
 
 
 def test_rate_ignores_items_before_a_resume() -> None:
     lines = printed([0.0, 0.1, 10.1], [500, 505], 510, io.StringIO())
-    assert lines == "working: 505 of 510 frames, loss 0.5, 2 s each, 0:10 left\n"
+    assert lines == "working: 505 of 510 frames, loss 0.5, 2 s each, 0:00:10 left\n"
 
 
 def test_unknown_total_has_no_remaining_time() -> None:

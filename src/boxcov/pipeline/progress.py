@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING, TextIO
 
 from boxcov.pipeline.terminal import printable, rich_console, say
@@ -27,8 +28,8 @@ class Progress:
     >>> with Progress("fitting", stream=sys.stdout, clock=lambda: next(ticks)) as progress:
     ...     for done in (1, 17, 18, 33):
     ...         progress(done, 65)
-    fitting: 17 of 65 frames, 2 per second, 0:24 left
-    fitting: 33 of 65 frames, 2 per second, 0:16 left
+    fitting: 17 of 65 frames, 2 per second, 0:00:24 left
+    fitting: 33 of 65 frames, 2 per second, 0:00:16 left
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Progress:
         count = f"{done}" if total is None else f"{done} of {total}"
         parts = [f"{self.what}: {count} {self.unit}", note, _format_rate(rate)]
         if rate is not None and total is not None:
-            parts.append(f"{_format_time((total - done) / rate)} left")
+            parts.append(f"{timedelta(seconds=round((total - done) / rate))} left")
         say(", ".join(part for part in parts if part), self.stream)
 
     def _draw_bar(self, done: int, total: int | None, note: str, rate: float | None) -> None:
@@ -114,16 +115,6 @@ def _format_rate(rate: float | None) -> str:
     if rate is None:
         return ""
     return f"{rate:.2g} per second" if rate >= 1 else f"{1 / rate:.2g} s each"
-
-
-def _format_time(seconds: float) -> str:
-    """
-    >>> _format_time(24.4), _format_time(3725)
-    ('0:24', '1:02:05')
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 class Steps:
