@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from boxcov.outlines import background_of
+
+
+@pytest.mark.parametrize(
+    ("inputs", "shape"),
+    [
+        ([torch.zeros(7, 5)], (7, 5)),
+        (np.zeros((7, 3)), (7, 3)),
+        (torch.zeros(1, 3, 4, 6), (4, 6, 3)),
+        ([torch.rand(3, 4, 6)], (4, 6, 3)),
+        (torch.rand(1, 1, 4, 6), (4, 6, 3)),  # grey
+        (np.zeros((4, 6, 3), np.uint8), (4, 6, 3)),
+    ],
+)
+def test_points_and_images_are_recognised(inputs: object, shape: tuple[int, ...]) -> None:
+    background = background_of(inputs)
+    assert background is not None
+    assert background.shape == shape
+
+
+@pytest.mark.parametrize(
+    "inputs", [None, {"pixels": torch.zeros(3, 4, 4)}, [], torch.zeros(1, 4, 8, 8), torch.zeros(3)]
+)
+def test_other_inputs_have_no_background(inputs: object) -> None:
+    assert background_of(inputs) is None
