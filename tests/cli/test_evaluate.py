@@ -323,8 +323,8 @@ def test_risk_is_one_more_method(frames, tmp_path) -> None:
     assert "1 - score (exact: risk)" not in rows  # the same boxes: one baseline
     assert rows["exact"]["NLL Student-t"]["value"] == summarise(records, 2)["predictive"]["NLL"]
     shown = boxcov("evaluate", path, "--replicates 5").out
-    assert "NLL Student-t" in shown
-    assert "epistemic" in shown  # labelled: not the NLL of the error model
+    assert "epistemic, Gaussian" in shown
+    assert "error model, Student-t" in shown
 
 
 def test_predictive_is_compared_with_axes(frames) -> None:

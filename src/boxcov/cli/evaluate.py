@@ -32,6 +32,8 @@ def evaluate(options: EvaluateCommand, as_json: AsJson = False) -> None:
         say_json({"about": dict(result.study.about), "rows": result.rows, "out": out})
         return
     say_table(quality_table(result.rows))
+    if any(row["ENCE"] is not None for row in result.rows):
+        say_table(covariance_table(result.rows))
     if any(row["kind"] == "difference" for row in result.rows):
         say_table(difference_table(result.rows))
     if out is not None:
@@ -40,30 +42,45 @@ def evaluate(options: EvaluateCommand, as_json: AsJson = False) -> None:
 
 def quality_table(rows: Sequence[Row]) -> Table:
     """Return a table with one column per method and two lines per metric: value and chance."""
-    from boxcov.evaluate.method_table import COLUMNS, COVARIANCE_METRICS
+    from boxcov.evaluate.method_table import MEASURE_COLUMNS
 
     methods = [row for row in rows if row["kind"] not in ("chance", "difference")]
     chance = [row for row in rows if row["kind"] == "chance"]
     names = [str(row["method"]) for row in methods]
-    table = _table("quality of the covariances, with 95 % intervals over frames", names)
+    table = _table("quality of the uncertainties, with 95 % intervals over frames", names)
     for name in ("boxes", "paired"):
         table.add_row(name, *(str(row[name]) for row in methods))
-    for name in COLUMNS:
-        label = f"{name} epistemic" if name in COVARIANCE_METRICS else name
-        _add_metric(table, label, name, methods)
+    for name in MEASURE_COLUMNS:
+        _add_metric(table, name, name, methods)
         _add_metric(table, "  chance", name, chance, style="dim")
+    return table
+
+
+def covariance_table(rows: Sequence[Row]) -> Table:
+    """Return how well the covariances and the error model describe the errors of paired boxes."""
+    from boxcov.evaluate.method_table import COVARIANCE_METRICS, ERROR_DISTRIBUTIONS
+
+    columns = {
+        f"{row['method']}: {words}": cells
+        for row in rows
+        for words, names in ERROR_DISTRIBUTIONS.items()
+        if any(cells := [row[name] for name in names])
+    }
+    table = _table("errors of paired boxes under each distribution", list(columns))
+    for label, *cells in zip(COVARIANCE_METRICS, *columns.values()):
+        table.add_row(label, *(_format_cell(cell) for cell in cells))
     return table
 
 
 def difference_table(rows: Sequence[Row]) -> Table:
     """Return a table of what the covariance adds to the baselines, with one column for each."""
-    from boxcov.evaluate.method_table import COLUMNS
+    from boxcov.evaluate.method_table import MEASURE_COLUMNS
 
     differences = [row for row in rows if row["kind"] == "difference"]
     names = [str(row["method"]).partition(", minus ")[0] for row in differences]
     title = "what the covariance adds, with 95 % intervals of the difference"
     table = _table(title, names)
-    for name in COLUMNS:
+    for name in MEASURE_COLUMNS:
         _add_metric(table, name, name, differences)
     return table
 

@@ -28,11 +28,12 @@ ERROR_MODEL_METRICS = (
     *(f"coverage {level:.0%} regions" for level in LEVELS),
     "ANEES predictive",
 )
-COLUMNS = (
-    tuple(f"{name} {error}" for name in METRICS + RANKINGS for error in ERRORS)
-    + COVARIANCE_METRICS
-    + ERROR_MODEL_METRICS
-)
+ERROR_DISTRIBUTIONS = {
+    "epistemic, Gaussian": COVARIANCE_METRICS,
+    "error model, Student-t": ERROR_MODEL_METRICS,
+}
+MEASURE_COLUMNS = tuple(f"{name} {error}" for name in METRICS + RANKINGS for error in ERRORS)
+COLUMNS = MEASURE_COLUMNS + COVARIANCE_METRICS + ERROR_MODEL_METRICS
 
 
 def table(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from boxcov.evaluate.covariance_metrics import LEVELS
-from boxcov.evaluate.method_table import COVARIANCE_METRICS, ERROR_MODEL_METRICS
+from boxcov.evaluate.method_table import COVARIANCE_METRICS, ERROR_DISTRIBUTIONS
 from boxcov.evaluate.quality import ERRORS, METRICS
 from boxcov.evaluate.summary import RANKINGS
 from boxcov.report.verdict import Headline
@@ -17,7 +17,6 @@ from boxcov.report.verdict import Headline
 Cell = str | tuple[str, str]  # text, or text and small text below it
 ERROR_NAMES = {"IoU": "IoU", "l2": "ℓ₂"}
 _MEASURES = METRICS + RANKINGS
-_MODELS = {"epistemic, Gaussian": COVARIANCE_METRICS, "error model, Student-t": ERROR_MODEL_METRICS}
 
 
 def format_value(value: Any, digits: int = 3) -> str:
@@ -89,12 +88,14 @@ def covariance_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the table of the epistemic covariances and of the error model; "" if none."""
     lines: list[list[Cell]] = []
     for row in rows:
-        for words, names in _MODELS.items():
+        for words, names in ERROR_DISTRIBUTIONS.items():
             cells = [row.get(name) for name in names]
             if any(cell is not None for cell in cells):
                 lines.append([row["method"], words, *(_metric_cell(cell) for cell in cells)])
     return (
-        html_table(["method", "model of the errors", *COVARIANCE_METRICS], lines) if lines else ""
+        html_table(["method", "distribution of the errors", *COVARIANCE_METRICS], lines)
+        if lines
+        else ""
     )
 
 
