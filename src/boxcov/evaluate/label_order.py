@@ -8,10 +8,11 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from boxcov.box_layout import IMAGE
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.ground_truth import GroundTruth, match_detections
-from boxcov.evaluate.matching import IMAGE, has_fields, pair_classes
+from boxcov.evaluate.matching import has_fields, pair_classes
 from boxcov.evaluate.records import Records
 
 Array = NDArray[Any]

@@ -78,7 +78,7 @@ def build_study(options: EvaluateCommand, progress: Progress | None = None) -> S
 
 
 def quality_rows(study: Study, replicates: int = 200, seed: int = 0) -> list[dict[str, Any]]:
-    """Return the rows of the quality table, see ``boxcov.evaluate.summary.table``."""
+    """Return the rows of the quality table, see ``boxcov.evaluate.table``."""
     return table({method.name: method.records for method in study.methods}, replicates, seed)
 
 

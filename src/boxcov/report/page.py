@@ -45,7 +45,7 @@ def write(
 ) -> None:
     """Write the page to ``path``; ``replicates`` is the number of draws behind each interval.
 
-    rows: of ``boxcov.evaluate.summary.table``, if they are known.
+    rows: of ``boxcov.evaluate.table``, if they are known.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

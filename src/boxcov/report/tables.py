@@ -72,7 +72,7 @@ def key_value_table(entries: Mapping[str, Any]) -> str:
 
 
 def metric_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table of the metrics of u; ``rows`` are those of ``evaluate.summary.table``."""
+    """Return the table of the metrics of u; ``rows`` are those of ``boxcov.evaluate.table``."""
     names = [ERROR_NAMES[error] for _ in _MEASURES for error in ERRORS]
     groups = [("", 3), *((name, len(ERRORS)) for name in _MEASURES)]
     lines: list[list[Cell]] = []
