@@ -20,13 +20,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from collect import SHIFTS
+from collect import MIRROR, SHIFTS
 from widening import FIT_FRAMES, RESULTS, load, study_model
 
 from boxcov.detections import Detections
 from boxcov.evaluate.intervals import bootstrap
 from boxcov.monitor import SPOKEN, Monitor, frame_numbers
 
+CHANGES = (*SHIFTS, MIRROR)
 USUAL, LEAD, RUN_LENGTH, ORDERS = 200, 20, 1000.0, 30
 Rows = list[dict[str, float]]  # the numbers of each frame
 
@@ -43,12 +44,12 @@ def main() -> None:
     model = study_model(args.root)
     found = load(args.root, "fit", FIT_FRAMES + USUAL)[0]
     sets = {"usual": numbers(model.apply(found[found.frame >= FIT_FRAMES]))}
-    for shift in ("clear", *SHIFTS):
+    for shift in ("clear", *CHANGES):
         name = args.set if shift == "clear" else f"{args.set}-{shift}"
         sets[shift] = numbers(model.apply(load(args.root, name)[0]))
     power, delay = [], []
     for name, some in kinds(sets).items():
-        values = {shift: p_values(some["usual"], some[shift]) for shift in ("clear", *SHIFTS)}
+        values = {shift: p_values(some["usual"], some[shift]) for shift in ("clear", *CHANGES)}
         power.append([name, *(_share(p) for p in values.values())])
         delay.append([name, *delays(some)])
         print(power[-1], delay[-1], flush=True)
@@ -113,7 +114,7 @@ def delays(some: dict[str, Rows]) -> list[Any]:
     rng = np.random.default_rng(0)
     found: list[Any] = []
     false = seen = 0
-    for shift in SHIFTS:
+    for shift in CHANGES:
         times = []
         for _ in range(ORDERS):
             monitor = monitor_of(some["usual"])
@@ -144,8 +145,8 @@ def write_tables(power: list[list[Any]], delay: list[list[Any]]) -> None:
     tables: dict[str, dict[str, Any]] = {
         "monitor-power": {
             "title": "Frames with an alarm at a false-alarm rate of 5 %, in percent",
-            "columns": ["ranked by", "clear", *SHIFTS],
-            "digits": [None] * 7,
+            "columns": ["ranked by", "clear", *CHANGES],
+            "digits": [None] * (2 + len(CHANGES)),
             "rows": power,
             "notes": [
                 "200 usual frames; 300 clear frames, 60 of each other scenario. 95 % intervals "
@@ -154,12 +155,13 @@ def write_tables(power: list[list[Any]], delay: list[list[Any]]) -> None:
         },
         "monitor-delay": {
             "title": "Frames until a change is found, median over 30 orders",
-            "columns": ["ranked by", *SHIFTS, "false changes per 1,000 clear frames"],
-            "digits": [None, 0, 0, 0, 0, 0, 1],
+            "columns": ["ranked by", *CHANGES, "false changes per 1,000 clear frames"],
+            "digits": [None, *([0] * len(CHANGES)), 1],
             "rows": delay,
             "notes": [
                 "Run length 1,000: at most one false change per 1,000 frames on average. 20 clear "
-                "frames, then the other scenario: rain sets in, beams die (sparse)."
+                "frames, then the other scenario: rain sets in, beams die (sparse), or left and "
+                "right of the sensor are swapped (mirror)."
             ],
         },
     }
