@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+
+from boxcov.data import simulated
+from boxcov.detectors import centerpoint
+from boxcov.detectors.centerpoint.loss import encode, frame_losses
 
 pytest.importorskip("scipy", reason="scipy is not installed")
 
@@ -19,9 +25,10 @@ def studies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "studies"))
     import active_learning
     import active_learning_tables
+    import label_errors
 
-    yield active_learning, active_learning_tables
-    for name in ("active_learning", "active_learning_tables"):
+    yield active_learning, active_learning_tables, label_errors
+    for name in ("active_learning", "active_learning_tables", "label_errors"):
         sys.modules.pop(name, None)
 
 
@@ -31,7 +38,7 @@ def test_coreset_takes_the_farthest_from_all_known(studies: Any) -> None:
 
 
 def test_first_table_needs_the_first_jobs_only(studies: Any) -> None:
-    study, tables = studies
+    study, tables, _ = studies
     s = study.Settings()
     every = study.jobs(s)
     assert len(every) == len(set(every)) == 3 * (6 * 3 + 2 + 4 * 3)
@@ -42,7 +49,7 @@ def test_first_table_needs_the_first_jobs_only(studies: Any) -> None:
 
 
 def test_gain_is_the_mean_of_paired_differences(studies: Any) -> None:
-    study, tables = studies
+    study, tables, _ = studies
     s = study.Settings()
     results = {job: result_of(job) for job in study.jobs(s)}
     rows = {row[0]: row for row in tables.tables_of(s, results)["labelling-active"]["rows"]}
@@ -75,3 +82,44 @@ def test_sets_are_disjoint_and_mixed_as_the_pool(studies: Any) -> None:
     shares = [np.array(counts) / sum(counts) for counts in (s.pool, s.test)]
     np.testing.assert_allclose(*shares, atol=0.01)
     assert sum(count for name, *_, count in chunks if name == "pool-0") == 1000
+
+
+def test_five_percent_of_labels_are_wrong(studies: Any) -> None:
+    study = studies[2]
+    right = [{"boxes": torch.ones(100, 9), "labels": torch.zeros(100).long()} for _ in range(2)]
+    wrong = study.with_errors(right, seed=3, classes=10)
+    kind = torch.cat([one["kind"] for one in wrong])
+    boxes = torch.cat([one["boxes"] for one in wrong])
+    labels = torch.cat([one["labels"] for one in wrong])
+    assert [(kind == i).sum().item() for i in range(-1, 4)] == [190, 3, 3, 2, 2]
+    moved = (boxes[:, :2] - 1).norm(dim=1)
+    assert bool(((moved > 0.49) == (kind == 0)).all())
+    assert bool(((boxes[:, 3] != 1) == (kind == 1)).all())
+    assert bool(((labels != 0) == (kind == 3)).all())
+
+
+def test_error_counts_once_among_the_first_k(studies: Any) -> None:
+    kind = np.array([-1, 0, 1, -1, 2, 3])
+    value, errors = np.array([5.0, 4.0, 3.0, 2.0, 1.0]), np.array([1, 1, -1, 4, 5])
+    found = studies[2].found_at_k(value, errors, kind)
+    assert found == {"precision": 0.5, "shift": 1.0, "resize": 0.0, "drop": 1.0, "relabel": 0.0}
+
+
+def test_loss_of_labels_sums_to_the_training_loss(studies: Any) -> None:
+    """One object per task: the parts of the loss at objects, by the detector itself."""
+    detector = centerpoint.load("small")
+    (inputs, (target,)) = simulated.frames(seed=1000, count=1)[0]
+    first = (target["labels"] == 0).nonzero()[:1, 0]
+    one = {name: target[name][first] for name in ("boxes", "labels")}
+    with torch.no_grad():
+        raw = detector(inputs)
+        rules = replace(detector.config.loss, normaliser="none")
+        config = replace(detector.config, loss=rules)
+        like = raw["tasks"][0]["heatmap"]
+        whole = frame_losses(raw["tasks"], encode([one], config, like), config)
+        heat = encode([one], config, like).heat
+        p = torch.cat([maps["heatmap"] for maps in raw["tasks"]], 1).sigmoid()
+        p = p.clamp(1e-4, 1 - 1e-4)
+        away = (-(1 - p).log() * p**2 * (1 - heat) ** 4).sum()
+    losses = studies[2].label_losses(detector, inputs, one)
+    assert losses[0] == pytest.approx(float(whole - away), rel=1e-3)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from boxcov.data import simulated
 from helpers.command_line import boxcov
 from helpers.export_boxes import in_space, with_error_model
 
@@ -113,9 +114,9 @@ def test_outputs_are_not_replaced(boxes: Path, tmp_path: Path) -> None:
     assert "--boxes and --out are both" in same.err
 
 
-def test_fiftyone_samples_in_order(
-    boxes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def samples(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What is added to a dataset of FiftyOne, which is not among the test packages."""
     samples: list[dict[str, Any]] = []
     module = ModuleType("fiftyone")
     module.Detection = module.Detections = SimpleNamespace  # type: ignore[attr-defined]
@@ -123,6 +124,10 @@ def test_fiftyone_samples_in_order(
     dataset = SimpleNamespace(add_sample=samples.append)
     module.Dataset = lambda name: dataset  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "fiftyone", module)
+    return samples
+
+
+def test_fiftyone_samples_in_order(boxes: Path, tmp_path: Path, samples: list[Any]) -> None:
     done = boxcov(f"rank --predictions {boxes} --out {tmp_path / 'f.csv'} --fiftyone pool")
     assert done.code == 0, done.err
     assert [sample["filepath"] for sample in samples] == ["0", "1", "2"]
@@ -148,3 +153,16 @@ def test_wrong_label_of_simulated_frames_comes_first(tmp_path: Path) -> None:
     assert table(out)[0]["frame"] == "1"
     first = table(rows)[0]
     assert (first["frame"], first["kind"], first["class"]) == ("1", "place", "car")
+
+
+def test_files_keep_their_names(tmp_path: Path, samples: list[Any]) -> None:
+    frames = simulated.frames(seed=1000, count=2)
+    (tmp_path / "in").mkdir()
+    for name, (clouds, _) in zip("ab", frames):
+        clouds[0].numpy().tofile(tmp_path / "in" / f"{name}.bin")
+    words = f"--source {tmp_path / 'in'} --points plain --out {tmp_path / 'f.csv'}"
+    done = boxcov(f"rank {words} --fiftyone pool")
+    assert done.code == 0, done.err
+    files = {str(path) for path in (tmp_path / "in").iterdir()}
+    assert {row["frame"] for row in table(tmp_path / "f.csv")} == files
+    assert {sample["filepath"] for sample in samples} == files

@@ -6,6 +6,7 @@ from mutants.detectors import DETECTORS
 from mutants.error_models import ERROR_MODELS
 from mutants.fits import FITS
 from mutants.hostile import CROWDS, HOSTILE, PACKAGES
+from mutants.labels import LABELS
 from mutants.numbers import NUMBERS
 from mutants.online import ONLINE, SOAK
 from mutants.outputs import OUTPUTS
@@ -24,4 +25,5 @@ MUTANTS = [
     *PACKAGES,
     *ONLINE,
     *DETECTORS,
+    *LABELS,
 ]

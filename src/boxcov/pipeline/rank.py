@@ -16,7 +16,7 @@ from boxcov.evaluate.label_order import Aggregate, box_values, disagreement, fra
 from boxcov.export.tables import write_columns
 from boxcov.files import check_writable
 from boxcov.pipeline.detectors import load_detector
-from boxcov.pipeline.frame_files import FileFrames
+from boxcov.pipeline.frame_files import FileFrames, Frame, background_of
 from boxcov.pipeline.frames import (
     Progress,
     load_frames,
@@ -39,6 +39,7 @@ class Pool:
     found: Detections
     names: list[str]
     truth: GroundTruth | None = None
+    sizes: tuple[tuple[int, int] | None, ...] = ()  # width and height of images
 
 
 @holds_output
@@ -132,18 +133,21 @@ def _predict(options: RankCommand, progress: Progress | None) -> Pool:
     model = build_predictor(detector, estimator, options.source.seed)
     _check_error_model(options, model.error_model is not None, str(estimator.posterior))
     frames, _ = open_frames(options, options.device, detector)
-    found, targets = [], []
+    found, targets, sizes = [], [], []
     loaded = load_in_background(frames, options.workers, options.device, options.source.seed)
     for number, (inputs, target) in enumerate(loaded):
-        found.append(model(inputs).to("cpu"))
+        boxes, is_file = model(inputs).to("cpu"), isinstance(target, Frame)
+        found.append(target.in_file(boxes) if is_file else boxes)
         targets.append((None, target))
+        seen = target.background if is_file else background_of(inputs)
+        sizes.append(seen.shape[1::-1] if seen is not None and seen.ndim == 3 else None)
         if progress is not None:
             progress(number + 1, len(frames))
     if not found:
         raise BoxcovError(f"there are no frames to rank in {options.source.data}")
     names = frames.names if isinstance(frames, FileFrames) else list(map(str, range(len(found))))
     truth = GroundTruth.from_frames(targets) if options.by == "disagreement" else None
-    return Pool(join_frames(found), names, truth)
+    return Pool(join_frames(found), names, truth, tuple(sizes))
 
 
 def _read(options: RankCommand) -> Pool:
@@ -172,10 +176,12 @@ def _check_error_model(options: RankCommand, is_there: bool, where: str) -> None
 def _make_dataset(name: str, pool: Pool, frames: dict[str, Any]) -> None:
     """Make a FiftyOne dataset with one sample per frame, in order."""
     fo = import_package("fiftyone")
-    boxes = dict(zip(pool.names, pool.found.frames(len(pool.names))))
+    sizes = pool.sizes or (None,) * len(pool.names)
+    labels = [boxes.to_fiftyone(size) for boxes, size in zip(pool.found.frames(len(sizes)), sizes)]
+    by_name = dict(zip(pool.names, labels))
     dataset = fo.Dataset(name)
     for frame, rank, value in zip(frames["frame"], frames["rank"], frames["value"]):
         sample = fo.Sample(filepath=frame)
         sample["boxcov_rank"], sample["boxcov_value"] = int(rank), float(value)
-        sample["boxcov"] = boxes[frame].to_fiftyone()
+        sample["boxcov"] = by_name[frame]
         dataset.add_sample(sample)
