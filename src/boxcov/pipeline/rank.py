@@ -15,8 +15,9 @@ from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.evaluate.label_order import Aggregate, box_values, disagreement, frame_values
 from boxcov.export.tables import write_columns
 from boxcov.files import check_writable
+from boxcov.outlines import background_of
 from boxcov.pipeline.detectors import load_detector
-from boxcov.pipeline.frame_files import FileFrames, Frame, background_of
+from boxcov.pipeline.frame_files import FileFrames, Frame
 from boxcov.pipeline.frames import (
     Progress,
     load_frames,
