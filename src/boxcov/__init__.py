@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from boxcov.errors import BoxcovError as BoxcovError
     from boxcov.errors import BoxcovWarning as BoxcovWarning
     from boxcov.kfac.checkpoint import Checkpoint as Checkpoint
-    from boxcov.kfac.ekfac import apply_ekfac as apply_ekfac
     from boxcov.kfac.fit import fit as fit
     from boxcov.kfac.options import FitOptions as FitOptions
     from boxcov.monitor import Monitor as Monitor
@@ -48,7 +47,6 @@ _HOMES = {
     "check": "checks",
     "Checkpoint": "kfac.checkpoint",
     "FitOptions": "kfac.options",
-    "apply_ekfac": "kfac.ekfac",
     "fit": "kfac.fit",
     "Monitor": "monitor",
     "Posterior": "posterior.posterior",

@@ -73,7 +73,7 @@ def _own(folder: Path) -> Iterable[Kind]:
     posterior = fit(
         tiny,
         frames,
-        options=FitOptions(ekfac=True, full_layers=["head.branches.rot.3"]),
+        options=FitOptions(ekfac=True),
         depth=["head.shared", "head.branches.rot"],
     )
     posterior.with_error_model(make_error_model(tiny.box_fields, tiny.classes)).save(

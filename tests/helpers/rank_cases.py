@@ -33,10 +33,7 @@ CASES = {
         {"frames": spoiled(7)},
         {"options": FitOptions(nonfinite="skip", ekfac=True), "fisher": "mc"},
     ),
-    "full": (
-        {"frames": shapes.frames(count=2)},
-        {"options": FitOptions(full_layers="last")},
-    ),  # fewer than three ranks
+    "few corrected": ({"frames": shapes.frames(count=2)}, {"options": FitOptions(ekfac=True)}),
     "identity": ({"frames": shapes.frames(count=2)}, {"fisher": "identity"}),
 }
 

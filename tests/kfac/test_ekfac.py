@@ -1,4 +1,4 @@
-"""EKFAC and full Fishers against per-frame gradients in float64."""
+"""EKFAC against per-frame gradients in float64."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from torch import Tensor
 from boxcov import BoxcovError, FitOptions, Posterior, fit
 from boxcov.data import batched, shapes
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.kfac.ekfac import apply_ekfac, last_layers
-from boxcov.kfac.losses import FrameLosses
-from helpers.centerpoint_cases import detector_of, frames, pillar_config
 from helpers.nets import CASES, Case
 from oracles.dense import flat, frame_gradients, relative
 
@@ -27,11 +24,13 @@ def exact_fisher(block, gradients: dict[str, Tensor]) -> Tensor:
     return torch.block_diag(*torch.einsum("bgi,bgj->gij", g, g) / len(g))
 
 
+def basis(block) -> Tensor:
+    """The eigenbasis of one layer (w, w), with zeros between its groups."""
+    return torch.block_diag(*map(torch.kron, block.H.vectors, block.Q.vectors))
+
+
 def approximation(block) -> Tensor:
-    values = block.curvature.flatten(1)
-    return torch.block_diag(
-        *((block.basis(g) * values[g]) @ block.basis(g).T for g in range(len(values)))
-    )
+    return (basis(block) * block.curvature.flatten()) @ basis(block).T
 
 
 @pytest.mark.parametrize("locations", ["all", "gradient"])
@@ -40,12 +39,13 @@ def test_ekfac_is_the_diagonal_of_the_fisher_in_the_eigenbasis(case: Case, locat
     detector = case.detector()
     inputs, targets = case.frames(detector, count=7)
     frames = [(inputs[:3], targets[:3]), (inputs[3:], targets[3:])]
-    plain = fit(detector, frames, options=FitOptions(locations=locations))
-    posterior = apply_ekfac(plain, detector, frames)
+    options = FitOptions(locations=locations)
+    plain = fit(detector, frames, options=options)
+    posterior = fit(detector, frames, options=replace(options, ekfac=True))
     gradients = frame_gradients(detector, inputs, targets)
     for name, block in posterior.blocks.items():
         F = exact_fisher(block, gradients)
-        B = torch.block_diag(*(block.basis(g) for g in range(block.layer.geometry.groups)))
+        B = basis(block)
         assert relative(block.curvature.flatten(), (B.T @ F @ B).diagonal()) < 1e-10
         assert float((approximation(block) - F).norm()) <= float(
             (approximation(plain.blocks[name]) - F).norm()
@@ -53,36 +53,14 @@ def test_ekfac_is_the_diagonal_of_the_fisher_in_the_eigenbasis(case: Case, locat
         assert float(block.curvature.sum()) == pytest.approx(float(F.trace()))
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_whole_fisher(case: Case) -> None:
-    detector = case.detector()
-    inputs, targets = case.frames(detector, count=7)
-    plain = fit(detector, [(inputs, targets)])
-    posterior = apply_ekfac(
-        plain,
-        detector,
-        [(inputs, targets)],
-        options=FitOptions(ekfac=False, full_layers=list(plain.blocks)),
-    )
-    gradients = frame_gradients(detector, inputs, targets)
-    for block in posterior.blocks.values():
-        assert block.ekfac_eigenvalues is None
-        assert relative(approximation(block), exact_fisher(block, gradients)) < 1e-10
-
-
-def refined_posterior(kind: str, **more) -> Posterior:
+def refined_posterior(**more) -> Posterior:
     detector = GROUPED.detector()
-    options = {
-        "corrected": FitOptions(ekfac=True),
-        "full": FitOptions(full_layers=["net.0", "net.2"]),
-        "both": FitOptions(ekfac=True, full_layers="last"),
-    }[kind]
     return fit(
         detector,
         [GROUPED.frames(detector)],
         n_data=40,
         prior_precision=0.5,
-        options=replace(options, **more),
+        options=FitOptions(ekfac=True, **more),
     )
 
 
@@ -94,17 +72,9 @@ def dense(posterior: Posterior, name: str) -> Tensor:
     )
 
 
-@pytest.mark.parametrize("kind", ["corrected", "full", "both"])
-def test_samples_quadratic_forms_and_evidence_match_dense(kind: str) -> None:
-    posterior = refined_posterior(kind)
-    assert [
-        (block.ekfac_eigenvalues is None, block.full_fisher is None)
-        for block in posterior.blocks.values()
-    ] == {
-        "corrected": [(False, True)] * 2,
-        "full": [(True, False)] * 2,
-        "both": [(False, True), (True, False)],
-    }[kind]
+def test_samples_quadratic_forms_and_evidence_match_dense() -> None:
+    posterior = refined_posterior()
+    assert all(block.ekfac_eigenvalues is not None for block in posterior.blocks.values())
     draws = posterior.sample(20_000, torch.Generator().manual_seed(0))
     J = {
         name: torch.randn(2, 3, *eta.shape[1:], dtype=torch.float64) for name, eta in draws.items()
@@ -160,11 +130,7 @@ def test_fit_does_both_passes_over_the_same_frames(fisher: str, sizes: list[int]
         progress=lambda *x: told.append(x),
     )
     assert told == [(i + 1, 2 * len(items)) for i in range(2 * len(items))]
-    plain = fit(detector, items, depth=["head.branches.size"], fisher=fisher)
-    again = apply_ekfac(plain, detector, items)
-    for name, block in posterior.blocks.items():
-        assert torch.equal(block.ekfac_eigenvalues, again.blocks[name].ekfac_eigenvalues)
-        assert float(block.ekfac_eigenvalues.sum()) > 0
+    assert all(float(block.ekfac_eigenvalues.sum()) > 0 for block in posterior.blocks.values())
     if fisher == "empirical":  # the batch size does not matter
         single = fit(detector, frames, options=FitOptions(ekfac=True), depth=["head.branches.size"])
         for name, block in posterior.blocks.items():
@@ -194,36 +160,11 @@ def test_a_fraction_takes_the_same_share_twice() -> None:
     assert posterior.n_data == 10
 
 
-def test_last_layers_are_those_that_no_other_follows() -> None:
-    detector, frames = TinyCenter(), shapes.frames(count=1)
-    posterior = fit(detector, frames)
-    parameters = dict(detector.named_parameters())
-    losses = FrameLosses(detector, {name: parameters[name] for name in posterior.parameters})
-    last = [f"head.branches.{name}.3" for name in ("heatmap", "offset", "size", "rot")]
-    assert last_layers(posterior, losses, frames[0][0]) == last
-    full = fit(detector, frames, options=FitOptions(full_layers="last"))
-    assert [name for name, block in full.blocks.items() if block.full_fisher is not None] == last
-    assert not any(block.ekfac_eigenvalues is not None for block in full.blocks.values())
-
-
-def test_refining_again_starts_from_the_factors() -> None:
-    detector = GROUPED.detector()
-    item = GROUPED.frames(detector)
-    plain = fit(detector, [item])
-    full = apply_ekfac(plain, detector, [item], options=FitOptions(ekfac=True, full_layers="last"))
-    twice = apply_ekfac(full, detector, [item])
-    once = apply_ekfac(plain, detector, [item])
-    for name, block in once.blocks.items():
-        assert twice.blocks[name].full_fisher is None
-        assert torch.equal(twice.blocks[name].ekfac_eigenvalues, block.ekfac_eigenvalues)
-
-
 # files
 
 
-@pytest.mark.parametrize("kind", ["corrected", "full", "both"])
-def test_save_and_load(tmp_path, kind: str) -> None:
-    posterior = refined_posterior(kind, locations="gradient")
+def test_save_and_load(tmp_path) -> None:
+    posterior = refined_posterior(locations="gradient")
     posterior.save(tmp_path / "p")
     again = Posterior.load(tmp_path / "p", GROUPED.detector())
     for name in posterior.blocks:
@@ -234,12 +175,7 @@ def test_save_and_load(tmp_path, kind: str) -> None:
     assert (
         posterior.storage().stored > replace(posterior, blocks=fit_plain().blocks).storage().stored
     )
-    moved = posterior.to("meta").blocks["net.2"]
-    assert {
-        t.device.type
-        for t in (moved.ekfac_eigenvalues, moved.full_fisher and moved.full_fisher.vectors)
-        if t is not None
-    } == {"meta"}
+    assert posterior.to("meta").blocks["net.2"].ekfac_eigenvalues.device.type == "meta"
 
 
 def fit_plain() -> Posterior:
@@ -265,7 +201,7 @@ def test_old_files_load_and_readers_of_old_files_refuse_new_ones(tmp_path) -> No
     formats = []
     rewritten(path, lambda about, _: formats.append(about["format"]) or about.pop("locations"))
     assert Posterior.load(path, GROUPED.detector()).locations == "all"
-    refined_posterior("corrected").save(path)
+    refined_posterior().save(path)
     rewritten(path, lambda about, _: formats.append(about["format"]))
     assert formats == [1, 2]  # readers of format 1 must refuse corrected eigenvalues
     rewritten(path, lambda about, _: about.update(format=4))
@@ -275,7 +211,7 @@ def test_old_files_load_and_readers_of_old_files_refuse_new_ones(tmp_path) -> No
 
 def test_wrong_shapes_are_damage(tmp_path) -> None:
     path = tmp_path / "p"
-    refined_posterior("corrected").save(path)
+    refined_posterior().save(path)
     rewritten(
         path,
         lambda _, tensors: tensors.update(
@@ -294,61 +230,29 @@ def test_the_papers_form_refuses_a_correction() -> None:
         BoxcovError,
         match=r"Fisher of net\.0, net\.2 comes from a second pass: use form='eigen'",
     ):
-        refined_posterior("corrected").paper()
-    with pytest.raises(BoxcovError, match="ekfac and full_layers need form='eigen'"):
-        refined_posterior("full", form="paper")
+        refined_posterior().paper()
+    with pytest.raises(BoxcovError, match="ekfac needs form='eigen'"):
+        refined_posterior(form="paper")
 
 
 def test_without_a_prior_a_poor_fisher_is_refused() -> None:
+    posterior = refined_posterior()
+    block = posterior.blocks["net.0"]
+    poor = block.ekfac_eigenvalues.clone()
+    poor[0, :, 0] = 0
+    blocks = {**posterior.blocks, "net.0": replace(block, ekfac_eigenvalues=poor)}
     with pytest.raises(
         BoxcovError, match=r"net\.0: the Fisher has rank \d+ of 57.*prior_precision above 0"
     ):
-        refined_posterior("full").with_prior(0.0)
+        replace(posterior, blocks=blocks).with_prior(0.0)
 
 
 def test_posteriors_that_cannot_be_refined_are_refused() -> None:
     detector = GROUPED.detector()
     item = GROUPED.frames(detector)
-    posterior = fit(detector, [item])
     with pytest.raises(
-        BoxcovError, match="read the frames twice, but a generator can be read only once"
+        BoxcovError, match="reads the frames twice, but a generator can be read only once"
     ):
         fit(detector, (item for _ in range(2)), options=FitOptions(ekfac=True))
     with pytest.raises(BoxcovError, match="fisher='identity' has none"):
         fit(detector, [item], options=FitOptions(ekfac=True), fisher="identity")
-    with pytest.raises(BoxcovError, match="no gradients to correct it with"):
-        apply_ekfac(fit(detector, [item], fisher="identity"), detector, [item])
-    with pytest.raises(BoxcovError, match="the data set is empty"):
-        apply_ekfac(posterior, detector, [])
-    with pytest.raises(BoxcovError, match="made for weights with the fingerprint"):
-        apply_ekfac(posterior, GROUPED.detector(seed=5), [item])
-    with pytest.raises(
-        BoxcovError,
-        match=r"full_layers must be 'last' or a list of layer names, got the string 'net\.2'",
-    ):
-        fit(detector, [item], options=FitOptions(full_layers="net.2"))
-    with pytest.raises(
-        BoxcovError,
-        match=r"full_layers names net\.7, which the posterior does not have: it has net\.0, net\.2",
-    ):
-        fit(detector, [item], options=FitOptions(full_layers=["net.7"]))
-
-
-def test_too_large_a_layer_is_refused(monkeypatch) -> None:
-    monkeypatch.setattr("boxcov.kfac.ekfac.MAX_FULL", 50)
-    with pytest.raises(
-        BoxcovError,
-        match=r"the full Fisher of net\.0 \(57\) is too large: at most 50 weights per group",
-    ):
-        refined_posterior("full")
-
-
-def test_a_raw_output_that_other_layers_read_is_not_a_last_layer() -> None:
-    """CenterPoint's neck is a raw output, because the head reads crops of it."""
-    config = pillar_config()
-    posterior = fit(
-        detector_of(config), frames(config), options=FitOptions(full_layers="last"), depth="neck"
-    )
-    whole = {name for name, block in posterior.blocks.items() if block.full_fisher is not None}
-    assert whole
-    assert not any(name.startswith(("neck", "head.shared")) for name in whole)

@@ -8,9 +8,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from boxcov import GLM, MCGLM, MCI, BoxcovError, ExactGLM, Posterior, fit
+from boxcov import GLM, MCGLM, MCI, BoxcovError, ExactGLM, FitOptions, Posterior, fit
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.kfac.ekfac import apply_ekfac
 from boxcov.posterior.compress import compress, difference
 from boxcov.posterior.householder import pack
 from boxcov.posterior.kronecker_block import Eigendecomposition
@@ -145,11 +144,9 @@ def test_operations_on_a_compressed_posterior(
     )
     with pytest.raises(BoxcovError, match="lost the small eigenvalues"):
         smaller.paper()
-    with pytest.raises(BoxcovError, match="apply EKFAC before compressing"):
-        apply_ekfac(smaller, tiny, train_frames[:1])
     with pytest.raises(BoxcovError, match="already compressed"):
         smaller.compress()
-    shared = apply_ekfac(posterior.restricted(["head.shared.0"]), tiny, train_frames[:1])
+    shared = fit(tiny, train_frames[:1], depth=["head.shared.0"], options=FitOptions(ekfac=True))
     with pytest.raises(BoxcovError, match=r"Fisher of head\.shared\.0 comes from a second pass"):
         shared.compress()
     with pytest.raises(BoxcovError, match="compressing needs form='eigen'"):

@@ -32,7 +32,6 @@ from boxcov.detectors.centerpoint import CenterPoint, Config
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.detectors.yolox import YOLOX
 from boxcov.detectors.yolox import Config as YOLOXConfig
-from boxcov.kfac.ekfac import apply_ekfac
 from helpers.centerpoint_cases import frames, pillar_config
 from helpers.error_models import make_error_model
 
@@ -75,8 +74,6 @@ def test_another_grid_is_refused_by_name(posterior: Posterior, path: Path) -> No
     for use in (ExactGLM, MCI):
         with refused(*words):
             use(twin(NARROW), posterior)
-    with refused(*words):
-        apply_ekfac(posterior, twin(NARROW), frames(NARROW))
 
 
 @pytest.mark.parametrize(

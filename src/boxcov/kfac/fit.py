@@ -7,7 +7,7 @@ from typing import Any, Literal
 from warnings import warn
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from boxcov._torch.distributed import World
@@ -21,7 +21,7 @@ from boxcov.kfac.checkpoint import Checkpoint, Checkpointer, Items, PassSums
 from boxcov.kfac.ekfac import GradientMoments
 from boxcov.kfac.factors import kronecker_blocks
 from boxcov.kfac.losses import FrameLosses
-from boxcov.kfac.options import FitOptions, check_choice, check_layer_names, select_parameters
+from boxcov.kfac.options import FitOptions, check_choice, select_parameters
 from boxcov.posterior.kronecker_block import check_precisions
 from boxcov.posterior.posterior import FisherKind, Posterior
 from boxcov.posterior.prior import auto_prior_precision
@@ -74,7 +74,8 @@ def fit(
     by_layer = tau if isinstance(tau, dict) else {"all layers": tau}
     for name, precision in by_layer.items():
         check_precisions(1.0 if n_data is None else n_data, precision, name)
-    parameters = _select_parameters(detector, depth, options)
+    check_finite_weights(detector)
+    parameters = select_parameters(detector, depth, options.exclude)
     world = World.current() if distributed else World()
     items = Items(frames, options.fraction, options.seed, world)
     settings = _settings(detector, depth, fisher, options)
@@ -108,8 +109,8 @@ def fit(
         skipped=skipped,
         meta={"seed": str(options.seed), "fraction": f"{options.fraction:g}"},
     )
-    if options.needs_second_pass:
-        moments = GradientMoments(posterior, losses, options)
+    if options.ekfac:
+        moments = GradientMoments(posterior, losses)
         passes.run(moments, moments.settings())
         moments.reduce(world)
         posterior = moments.posterior()
@@ -133,7 +134,7 @@ class _Passes:
         self.progress = progress
         self.skipped: list[int] = []  # numbers of the items left out
         self._done = 0  # items of the passes before
-        count = 1 + options.needs_second_pass
+        count = 1 + options.ekfac
         self._total = None if items.expected is None else items.expected * count
         self._checkpoints: list[Checkpoint | None] = [None] * count
         if checkpoint is not None:
@@ -176,17 +177,6 @@ class _Passes:
             warn(f"{message}: left out", BoxcovWarning, stacklevel=4)
             return False
         return True
-
-
-def _select_parameters(
-    detector: Detector, depth: str | Sequence[str], options: FitOptions
-) -> dict[str, nn.Parameter]:
-    """Return the parameters of the posterior by name; raise if an argument names none."""
-    check_finite_weights(detector)
-    parameters = select_parameters(detector, depth, options.exclude)
-    layers = [name.removesuffix(".weight") for name in parameters if not name.endswith(".bias")]
-    check_layer_names(options.full_layers, layers)
-    return parameters
 
 
 def _find_layers(
@@ -237,15 +227,15 @@ def _check_arguments(
     check_choice("fisher", fisher, FisherKind)
     if isinstance(prior_precision, str) and prior_precision != "auto":
         raise BoxcovError(f"prior_precision must be 'auto' or a number, got {prior_precision!r}")
-    if not options.needs_second_pass:
+    if not options.ekfac:
         return
     if isinstance(frames, Iterator):
         raise BoxcovError(
-            "ekfac and full_layers read the frames twice, but a "
-            f"{type(frames).__name__} can be read only once: give a list or a sequence"
+            f"ekfac reads the frames twice, but a {type(frames).__name__} can be read only once: "
+            "give a list or a sequence"
         )
     if fisher == "identity":
-        raise BoxcovError("ekfac and full_layers need gradients: fisher='identity' has none")
+        raise BoxcovError("ekfac needs gradients: fisher='identity' has none")
 
 
 def _check_factors(accumulator: Accumulator, skipped: int) -> None:

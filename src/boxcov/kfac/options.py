@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -26,8 +26,6 @@ class FitOptions:
     fraction: share of the items to use, drawn with ``seed``.
     seed: random seed of the drawn items and, for ``fisher="mc"``, of the drawn targets.
     ekfac: correct the eigenvalues by a second pass over the frames, see ``boxcov.kfac.ekfac``.
-    full_layers: names of small layers, or "last", that keep their full Fisher matrix (also by a
-        second pass).
     locations: "all" weights all locations equally in the input factor Q; "gradient" weights each
         by its squared gradient, because the box loss has a gradient at few cells only.
     form: "eigen" is ``(n F + tau I)^-1``; "paper" is ``Q^-1 (x) H^-1`` with ``jitter``.
@@ -37,15 +35,14 @@ class FitOptions:
     frame_weight: function from the targets of an item to a weight for the loss of each frame, for
         example the number of objects that the loss was divided by.
 
-    >>> FitOptions(fraction=0.1, ekfac=True).needs_second_pass
-    True
+    >>> FitOptions(fraction=0.1, ekfac=True).locations
+    'all'
     """
 
     exclude: Sequence[str] = ()
     fraction: float = 1.0
     seed: int = 0
     ekfac: bool = False
-    full_layers: str | Sequence[str] = ()
     locations: Locations = "all"
     form: Form = "eigen"
     jitter: float = 1e-6
@@ -58,14 +55,8 @@ class FitOptions:
         check_choice("nonfinite", self.nonfinite, NonFinite)
         if not 0 < self.fraction <= 1:
             raise BoxcovError(f"fraction must be above 0 and at most 1, got {self.fraction}")
-        if self.needs_second_pass and self.form == "paper":
-            raise BoxcovError(
-                "ekfac and full_layers need form='eigen': the paper's form is Q^-1 (x) H^-1"
-            )
-
-    @property
-    def needs_second_pass(self) -> bool:
-        return self.ekfac or len(self.full_layers) > 0
+        if self.ekfac and self.form == "paper":
+            raise BoxcovError("ekfac needs form='eigen': the paper's form is Q^-1 (x) H^-1")
 
 
 def check_choice(name: str, value: str, choices: Any) -> None:
@@ -148,21 +139,3 @@ def _norm_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
         )
         if isinstance(child, _NORMS) or by_name:
             yield from child.parameters(recurse=False)
-
-
-def check_layer_names(full_layers: str | Sequence[str], known: Iterable[str]) -> None:
-    """Raise if ``full_layers`` is neither "last" nor a list of ``known`` layers."""
-    if full_layers == "last":
-        return
-    if isinstance(full_layers, str):
-        raise BoxcovError(
-            f"full_layers must be 'last' or a list of layer names, got the string "
-            f"{full_layers!r}: write full_layers=[{full_layers!r}]"
-        )
-    known = list(known)
-    unknown = [name for name in full_layers if name not in known]
-    if unknown:
-        raise BoxcovError(
-            f"full_layers names {join_names(unknown)}, which the posterior does not have: "
-            f"it has {join_names(known)}"
-        )

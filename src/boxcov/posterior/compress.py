@@ -96,7 +96,7 @@ def _check(posterior: Posterior, error: float) -> None:
     if corrected:
         raise BoxcovError(
             f"the Fisher of {join_names(corrected)} comes from a second pass and cannot be "
-            "compressed: fit without ekfac and full_layers"
+            "compressed: fit without ekfac"
         )
     flat = [name for name in posterior.blocks if posterior.tau(name) == 0]
     if flat:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from boxcov.detector import Detector
 from boxcov.error_model.model import ErrorModel
-from boxcov.errors import BoxcovError, BoxcovWarning
+from boxcov.errors import BoxcovError, BoxcovWarning, join_names
 from boxcov.files import to_json, write_safetensors
 from boxcov.input_file import open_tensors
 from boxcov.posterior.detector_check import check_header
@@ -29,7 +29,7 @@ from boxcov.posterior.posterior import FisherKind, Form, Locations, Posterior
 from boxcov.version import __version__
 
 FORMAT = 1  # "error_model", "locations", "skipped" and "configuration" are optional
-CORRECTED = 2  # with "corrected" and "full", from a second pass
+CORRECTED = 2  # with the eigenvalues of EKFAC; the "full" Fishers of boxcov 0.1 are left out
 PACKED = 3  # compressed factors, and "error"
 SHIPPED = Path(__file__).parents[1] / "detectors/centerpoint/weights/small-posterior.safetensors"
 _KEY = "boxcov.posterior"
@@ -122,26 +122,35 @@ def load(path: str | Path, detector: Detector) -> Posterior:
                 f"this version reads up to {PACKED}: update boxcov"
             )
         check_header(about, detector, str(path))
+        _warn_of_parts_left_out(about, path)
         # clones are aligned like new tensors: the alignment decides how products round
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         shapes = {
             name: tuple(p.shape) for name, p in detector.named_parameters(remove_duplicate=False)
         }
         posterior = _posterior(about, tensors, shapes).to(next(detector.parameters()).device)
-        return posterior.with_error_model(_error_model(about, tensors, path))
+        return posterior.with_error_model(_error_model(about, tensors))
 
 
-def _error_model(
-    about: dict[str, Any], tensors: Mapping[str, Tensor], path: str | Path
-) -> ErrorModel | None:
-    """Read the error model; a calibration of boxcov 0.1 is left out with a warning."""
+def _warn_of_parts_left_out(about: Mapping[str, Any], path: str | Path) -> None:
+    """Warn if boxcov 0.1 wrote something that this version does not use."""
+    parts = []
     if about.get("calibration") is not None:
+        parts.append("its calibration (run `boxcov calibrate` again)")
+    full = [
+        str(entry["weight"]).removesuffix(".weight") for entry in about["blocks"] if "full" in entry
+    ]
+    if full:
+        parts.append(f"the full Fisher of {join_names(full)} (Q (x) H is used there)")
+    if parts:
         warn(
-            f"{path}: its calibration was written by boxcov 0.1 and was left out: "
-            "run `boxcov calibrate` again",
+            f"{path}: boxcov 0.1 wrote it, and this version leaves out {' and '.join(parts)}",
             BoxcovWarning,
             stacklevel=4,
         )
+
+
+def _error_model(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ErrorModel | None:
     if "error_model" not in about:
         return None
     own = {
@@ -157,8 +166,8 @@ def _tensors(posterior: Posterior) -> tuple[dict[str, Tensor], dict[int, int]]:
     numbers: dict[int, int] = {}
     tensors = {}
     for block in posterior.blocks.values():
-        for factor in (block.Q, block.H, block.full_fisher):
-            if factor is not None and id(factor) not in numbers:
+        for factor in (block.Q, block.H):
+            if id(factor) not in numbers:
                 number = numbers[id(factor)] = len(numbers)
                 held = (
                     {"vectors": factor.vectors, "values": factor.values}
@@ -172,15 +181,12 @@ def _tensors(posterior: Posterior) -> tuple[dict[str, Tensor], dict[int, int]]:
 
 
 def _about(block: KroneckerBlock, numbers: dict[int, int]) -> dict[str, Any]:
-    about: dict[str, Any] = {
+    return {
         **block.layer.to_json(),
         "Q": numbers[id(block.Q)],
         "H": numbers[id(block.H)],
         "square_norm": block.square_norm,
     }
-    if block.full_fisher is not None:
-        about["full"] = numbers[id(block.full_fisher)]
-    return about
 
 
 def _block(
@@ -192,26 +198,20 @@ def _block(
     """Return the block of one header entry; ``factors`` (by number) are shared between blocks."""
     layer = Layer.from_json(entry)
     groups, n_in, n_out = layer.geometry.groups, layer.n_in, layer.n_out
-    sizes = {"Q": n_in, "H": n_out, "full": n_in * n_out}
-    found: dict[str, Eigendecomposition] = {}
-    for key, n in sizes.items():
-        if key not in entry:
-            continue
-        what = f"{'the Fisher' if key == 'full' else key} of {layer.name}"
+    found = []
+    for key, n in (("Q", n_in), ("H", n_out)):
+        what = f"{key} of {layer.name}"
         if entry[key] not in factors:
             factors[entry[key]] = _factor(tensors, entry[key], groups, n, what)
-        found[key] = factors[entry[key]]
-        _check_factor(found[key], (groups, n, n), what)
-    if "Q" not in found or "H" not in found:
-        raise ValueError(f"{layer.name} lacks a factor")
+        found.append(factors[entry[key]])
+        _check_factor(found[-1], (groups, n, n), what)
+    Q, H = found
     eigenvalues = tensors.get(f"corrected.{layer.name}")
     if eigenvalues is not None:
         what = f"the corrected eigenvalues of {layer.name}"
-        _check_values(eigenvalues, (groups, n_out, n_in), found["Q"].values.dtype, what)
+        _check_values(eigenvalues, (groups, n_out, n_in), Q.values.dtype, what)
     square_norm = number(entry["square_norm"], "square_norm")
-    block = KroneckerBlock(
-        layer, found["Q"], found["H"], square_norm, eigenvalues, found.get("full")
-    )
+    block = KroneckerBlock(layer, Q, H, square_norm, eigenvalues)
     if not block.curvature_range[1] * n_data <= MAX_PRECISION:
         raise ValueError(
             f"n_data times the Fisher of {layer.name} is {block.curvature_range[1] * n_data:g}, "

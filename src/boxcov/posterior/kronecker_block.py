@@ -2,7 +2,7 @@
 
 With ``Q = U diag(l) U^T`` and ``H = V diag(m) V^T``, the Fisher ``Q (x) H`` of a weight matrix is
 diagonal in the basis of the matrices ``v_a u_b^T``, with the eigenvalues m_a l_b. A second pass
-over the frames (EKFAC) gives better eigenvalues in this basis, or the full Fisher.
+over the frames (EKFAC) gives better eigenvalues in this basis.
 """
 
 from __future__ import annotations
@@ -126,14 +126,13 @@ class Eigendecomposition:
 
 @dataclass(frozen=True)
 class KroneckerBlock:
-    """The Fisher of one weight matrix: Kronecker factors, and the results of a second pass."""
+    """The Fisher of one weight matrix: Kronecker factors, and the eigenvalues of EKFAC."""
 
     layer: Layer
     Q: Eigendecomposition  # (G, n_in): inputs
     H: Eigendecomposition  # (G, n_out): output gradients
     square_norm: float  # of the trained weights, for the marginal likelihood
     ekfac_eigenvalues: Tensor | None = None  # (G, n_out, n_in) lambda_ab, in place of m_a l_b
-    full_fisher: Eigendecomposition | None = None  # (G, n_out n_in), in place of Q and H
 
     @property
     def size(self) -> int:
@@ -143,13 +142,11 @@ class KroneckerBlock:
     @property
     def is_kronecker(self) -> bool:
         """Whether the Fisher is the product ``Q (x) H``."""
-        return self.ekfac_eigenvalues is None and self.full_fisher is None
+        return self.ekfac_eigenvalues is None
 
     @property
     def curvature(self) -> Tensor:
         """The eigenvalues of the Fisher (G, n_out, n_in)."""
-        if self.full_fisher is not None:
-            return self.full_fisher.values.view(-1, self.layer.n_out, self.layer.n_in)
         if self.ekfac_eigenvalues is not None:
             return self.ekfac_eigenvalues
         return self.H.values.unsqueeze(2) * self.Q.values.unsqueeze(1)
@@ -164,24 +161,11 @@ class KroneckerBlock:
 
     def rotate(self, matrix: Tensor) -> Tensor:
         """Return a weight matrix M (..., G, n_out, n_in) in the eigenbasis: ``V^T M U``."""
-        if self.full_fisher is None:
-            return self.H.vectors.transpose(1, 2) @ matrix @ self.Q.vectors
-        flat = torch.einsum("...gw,gwv->...gv", matrix.flatten(-2), self.full_fisher.vectors)
-        return flat.view(matrix.shape)
+        return self.H.vectors.transpose(1, 2) @ matrix @ self.Q.vectors
 
     def unrotate(self, matrix: Tensor) -> Tensor:
         """Return the inverse of ``rotate``: ``V M U^T``."""
-        if self.full_fisher is None:
-            return self.H.vectors @ matrix @ self.Q.vectors.transpose(1, 2)
-        flat = torch.einsum("...gv,gwv->...gw", matrix.flatten(-2), self.full_fisher.vectors)
-        return flat.view(matrix.shape)
-
-    def basis(self, group: int) -> Tensor:
-        """Return the dense basis of one group (n_out n_in, n_out n_in), for small layers."""
-        if self.full_fisher is not None:
-            return self.full_fisher.vectors[group]
-        basis: Tensor = torch.kron(self.H.vectors[group], self.Q.vectors[group])
-        return basis
+        return self.H.vectors @ matrix @ self.Q.vectors.transpose(1, 2)
 
     def cholesky(self, jitter: float) -> tuple[Tensor, Tensor]:
         """Return the lower Cholesky factors (G, n, n) of Q and H with jitter (paper, III-H)."""
@@ -200,13 +184,12 @@ class KroneckerBlock:
         for factor in (self.Q, self.H):
             if id(factor) not in moved:
                 moved[id(factor)] = factor.to(device)
-        values, fisher = self.ekfac_eigenvalues, self.full_fisher
+        values = self.ekfac_eigenvalues
         return replace(
             self,
             Q=moved[id(self.Q)],
             H=moved[id(self.H)],
             ekfac_eigenvalues=None if values is None else values.to(device),
-            full_fisher=None if fisher is None else fisher.to(device),
         )
 
     @property

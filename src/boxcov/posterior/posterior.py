@@ -88,7 +88,7 @@ class Posterior:
         if corrected and self.form == "paper":
             raise BoxcovError(
                 f"the paper's form needs Q (x) H, but the Fisher of {join_names(corrected)} comes "
-                "from a second pass: use form='eigen', or fit without ekfac and full_layers"
+                "from a second pass: use form='eigen', or fit without ekfac"
             )
         deficient = [name for name in self.blocks if not self._is_invertible(name)]
         if deficient:
@@ -137,7 +137,7 @@ class Posterior:
         ]
         corrected = sum(not block.is_kronecker for block in self.blocks.values())
         if corrected:
-            lines.insert(4, f"second pass: {corrected} layers (EKFAC or full Fisher)")
+            lines.insert(4, f"EKFAC: {corrected} layers")
         return "\n  ".join(lines)
 
     @cached_property  # every frame's meta data hold it
@@ -278,10 +278,8 @@ class Posterior:
     def covariance(self, name: str) -> Tensor:
         """Return the dense covariance (w, w) of a small layer, over (group, output, input)."""
         block = self.blocks[name]
-        groups = [
-            (block.basis(g) * v.flatten()) @ block.basis(g).T
-            for g, v in enumerate(self.variances(name))
-        ]
+        bases = map(torch.kron, block.H.vectors, block.Q.vectors)
+        groups = [(B * v.flatten()) @ B.T for B, v in zip(bases, self.variances(name))]
         dense: Tensor = torch.block_diag(*groups)
         return dense
 

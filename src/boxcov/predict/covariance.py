@@ -12,9 +12,6 @@ alpha[q, t']``, which does not depend on j.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 import torch
 from torch import Tensor
 
@@ -49,16 +46,12 @@ def layer_covariance(a: Tensor, d: Tensor, block: KroneckerBlock, variances: Ten
         a = torch.cat([a, a.new_ones(*a.shape[:2], 1, T)], 2)
     a, d = a.to(variances.dtype), d.to(variances.dtype)
     n_in = a.shape[2]
-    by_pairs = block.full_fisher is None and T * T < D * T + D * D / 2
+    by_pairs = T * T < D * T + D * D / 2
     numbers = a.shape[1] * (n_in * T * T if by_pairs else D * n_out * n_in)
     room = CACHE if a.device.type == "cpu" else MEMORY
     step = max(1, int(room // (numbers * variances.element_size())))
-    if block.full_fisher is None:
-        a, d = rotate(a, block.Q.vectors), rotate(d, block.H.vectors)
-    if block.full_fisher is not None:
-        contract: Callable[[Tensor, Tensor, Tensor], Tensor] = partial(_by_basis, block)
-    else:
-        contract = _by_pairs if by_pairs else _by_gradients
+    a, d = rotate(a, block.Q.vectors), rotate(d, block.H.vectors)
+    contract = _by_pairs if by_pairs else _by_gradients
     parts = [contract(a[i : i + step], d[:, i : i + step], variances) for i in range(0, g, step)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -72,13 +65,6 @@ def rotate(x: Tensor, vectors: Tensor) -> Tensor:
 
 def _by_gradients(alpha: Tensor, delta: Tensor, variances: Tensor) -> Tensor:
     G = delta @ alpha.transpose(-1, -2)  # (D, g, G, n_out, n_in)
-    G = (G * variances.sqrt()).flatten(2).transpose(0, 1)  # (g, D, w)
-    return G @ G.transpose(1, 2)
-
-
-def _by_basis(block: KroneckerBlock, a: Tensor, d: Tensor, variances: Tensor) -> Tensor:
-    """For a basis that is not a Kronecker product: the gradients themselves are rotated."""
-    G = block.rotate(d @ a.transpose(-1, -2))  # (D, g, G, n_out, n_in)
     G = (G * variances.sqrt()).flatten(2).transpose(0, 1)  # (g, D, w)
     return G @ G.transpose(1, 2)
 

@@ -68,32 +68,12 @@ class InstanceEngine:
         with torch.enable_grad(), LayerCallMode(self.linearized.names, on_call):
             return InstanceRun(index, run(), uses)
 
-    def covariance(
-        self, run: InstanceRun, *, last_row: bool = False, is_traced: bool = False
-    ) -> Tensor:
-        """(g, D, D) of the run's numbers (g, D); with ``last_row`` only that row (g, D).
-
-        is_traced: inside a traced graph no value may be read, so zero gradients are not skipped.
-        """
+    def covariance(self, run: InstanceRun) -> Tensor:
+        """(g, D, D) of the run's numbers (g, D)."""
         g, D = run.z.shape
-        total = at_least_float32(run.z.detach()).new_zeros((g, D) if last_row else (g, D, D))
-        layers = self._layers(run)
-        every = [list(range(D))] * len(layers)
-        reached = every if is_traced else _fields_reached([d for _, d in layers.values()])
-        for (name, (a, d)), fields in zip(layers.items(), reached):
-            if last_row and fields[-1] != D - 1:
-                continue
-            block, variances = self.posterior.blocks[name], self._variances[name]
-            if len(fields) == D:
-                C = layer_covariance(a, d, block, variances)
-                total += C[:, -1] if last_row else C
-                continue
-            C = layer_covariance(a, d[fields], block, variances)
-            at = torch.tensor(fields, device=total.device)
-            if last_row:
-                total[:, at] += C[:, -1]
-            else:
-                total[:, at[:, None], at] += C
+        total = at_least_float32(run.z.detach()).new_zeros(g, D, D)
+        for name, (a, d) in self._layers(run).items():
+            total += layer_covariance(a, d, self.posterior.blocks[name], self._variances[name])
         return total
 
     def logit_row(
@@ -348,15 +328,6 @@ def _gradients_by_field(z: Tensor, edges: list[GradientEdge]) -> list[Tensor | N
                 z, edges, ones, is_grads_batched=True, allow_unused=True, retain_graph=True
             )
         )
-
-
-def _fields_reached(gradients: list[Tensor]) -> list[list[int]]:
-    """For each layer, the fields with a gradient: the size branch does not move the heading."""
-    if not gradients:
-        return []
-    # one synchronisation with the device for all layers
-    reached = torch.stack([d.flatten(1).abs().amax(1) > 0 for d in gradients]).tolist()
-    return [[j for j, is_reached in enumerate(row) if is_reached] or [0] for row in reached]
 
 
 def _float_tensors(raw: Any) -> list[Tensor]:

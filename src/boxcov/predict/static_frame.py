@@ -267,7 +267,7 @@ def _covariance_by_kind(
     out = point.boxes.new_zeros(n, D, D)
     for number, selection in enumerate(static.of_kind or (static.selection,)):
         run = engine.run(*_single_group(point, leaves, selection))
-        part = engine.covariance(run, is_traced=used is None)
+        part = engine.covariance(run)
         out = torch.where((kind == number)[:, None, None], part, out)
         if used is not None:
             if n > 1 and run.uses:

@@ -14,7 +14,6 @@ from boxcov import GLM, MCGLM, BoxcovError, EngineOptions, ExactGLM
 from boxcov.detector import Selection
 from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.detectors.centerpoint.decode import CellIndex
-from boxcov.kfac.ekfac import apply_ekfac
 from boxcov.predict.covariance import sample_covariance
 from boxcov.predict.forward_mode.derivatives import directional_derivatives
 from boxcov.predict.head import cells, covariance, stages
@@ -182,7 +181,13 @@ def test_forms_of_the_posterior(data, form: str) -> None:
         ),
         "no prior": lambda: posterior.with_prior(1e-9),
         "paper": lambda: posterior.paper(jitter=1e-2),
-        "corrected": lambda: apply_ekfac(posterior, detector, labelled),
+        "corrected": lambda: boxcov.fit(
+            detector,
+            labelled,
+            prior_precision=1.0,
+            options=boxcov.FitOptions(ekfac=True),
+            n_data=1e4,
+        ),
         "gradient": lambda: boxcov.fit(
             detector,
             labelled,

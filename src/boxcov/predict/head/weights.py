@@ -207,9 +207,6 @@ class _Source:
         has_bias = layers[0].bias is not None
         if names and len(names) < len(layers):
             return None
-        # a full Fisher has no eigenbases of inputs and outputs
-        if any(block.full_fisher is not None for block in blocks):
-            return None
         if any((block.layer.bias is not None) != has_bias for block in blocks):
             return None
         return names
