@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from boxcov.predict.deployment import compile as compile
     from boxcov.predict.exact import ExactGLM as ExactGLM
     from boxcov.predict.glm import GLM as GLM
-    from boxcov.predict.held_out_nll import held_out_nll as held_out_nll
     from boxcov.predict.mcglm import MCGLM as MCGLM
     from boxcov.predict.mci import MCI as MCI
     from boxcov.predict.nms_spread import NMSSpread as NMSSpread
@@ -61,7 +60,6 @@ _HOMES = {
     "compile": "predict.deployment",
     "ExactGLM": "predict.exact",
     "GLM": "predict.glm",
-    "held_out_nll": "predict.held_out_nll",
     "MCGLM": "predict.mcglm",
     "MCI": "predict.mci",
     "NMSSpread": "predict.nms_spread",

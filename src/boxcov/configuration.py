@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
+from boxcov.errors import BoxcovError
+
 SELECTION = "selection."  # start of names that decide only which boxes are reported
 _SHOWN = 4  # differences in a message
 _LONGEST = 1000  # characters of a value
@@ -47,6 +49,15 @@ def bounded(text: str) -> str:
 def of_network(configuration: Mapping[str, str]) -> dict[str, str]:
     """Return what a posterior depends on: all but the selection."""
     return {name: text for name, text in configuration.items() if not name.startswith(SELECTION)}
+
+
+def check_network(saved: Mapping[str, str], current: Mapping[str, str], context: str) -> None:
+    """Raise if a posterior was fitted under another configuration of the network."""
+    if differences := describe_differences(of_network(saved), of_network(current)):
+        raise BoxcovError(
+            f"{context}: this posterior was fitted under another configuration ({differences}): "
+            "load the detector with that configuration, or fit a new posterior"
+        )
 
 
 def describe_differences(saved: Mapping[str, str], current: Mapping[str, str]) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from math import inf, isfinite, nan
+from math import inf, nan
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from boxcov import (
     fit,
 )
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.posterior.prior import minimize
 from helpers.nets import NetDetector
 from helpers.odd_nets import double, item
 from oracles.dense import relative
@@ -38,34 +36,6 @@ def detector() -> NetDetector:
 @pytest.fixture
 def small(detector: NetDetector) -> Posterior:
     return fit(detector, [item()], n_data=50, prior_precision=0.3)
-
-
-# tuning
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        pytest.param(
-            lambda x: x * x if abs(x) < 0.2 else inf, id="finite at one point of the grid"
-        ),
-        pytest.param(lambda x: -x if x <= 3 else inf, id="infinite to the right of the best"),
-        pytest.param(lambda x: x if x >= -3 else nan, id="NaN to the left of the best"),
-        pytest.param(lambda x: 0.0 if x == 2 else 1 + abs(x), id="a needle on the grid"),
-        pytest.param(lambda x: (x - 1.3) ** 2, id="a parabola"),
-        pytest.param(lambda x: -x, id="the end of the range"),
-    ],
-)
-def test_minimise_gives_the_best_point_that_it_has_seen(function: Callable[[float], float]) -> None:
-    seen: dict[float, float] = {}
-
-    def watched(x: float) -> float:
-        seen[x] = function(x)
-        return seen[x]
-
-    found = minimize(watched, -8, 8, steps=16)
-    assert found in seen
-    assert seen[found] == min(value for value in seen.values() if isfinite(value))
 
 
 # quadratic forms of some of the parameters

@@ -76,7 +76,7 @@ DETECTORS = [
     ),
     Mutant(
         "a posterior of another grid is refused",
-        "posterior/detector_check.py",
+        "configuration.py",
         "if differences := describe_differences(of_network(saved), of_network(current)):",
         "if False:",
         f"{BOUND}test_another_grid_is_refused_by_name",

@@ -141,18 +141,6 @@ def test_tuning_finds_the_maximum() -> None:
     assert layered.log_marginal_likelihood() >= best
 
 
-def test_tuning_by_a_score() -> None:
-    posterior = posterior_of(GROUPED)
-    tuned = posterior.optimize_prior_precision(
-        lambda p: (torch.tensor(p.tau("net.0")).log10() - 2.3).square().item()
-    )
-    assert tuned.prior_precision == pytest.approx(10**2.3, rel=0.01)
-    with pytest.raises(BoxcovError, match="per_layer needs the marginal likelihood"):
-        posterior.optimize_prior_precision(lambda p: 0.0, per_layer=True)
-    with pytest.raises(BoxcovError, match="not finite for any prior precision"):
-        posterior.optimize_prior_precision(lambda p: float("nan"))
-
-
 def test_rank_deficient_factors() -> None:
     """A constant input channel and a dead output need a prior."""
     torch.manual_seed(0)

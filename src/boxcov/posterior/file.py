@@ -12,12 +12,13 @@ from warnings import warn
 import torch
 from torch import Tensor
 
+from boxcov._torch.modules import check_fingerprint
+from boxcov.configuration import check_network, of_network
 from boxcov.detector import Detector
 from boxcov.error_model.model import ErrorModel
 from boxcov.errors import BoxcovError, BoxcovWarning, join_names
 from boxcov.files import to_json, write_safetensors
-from boxcov.input_file import open_tensors
-from boxcov.posterior.detector_check import check_header
+from boxcov.input_file import conform, open_tensors
 from boxcov.posterior.householder import PackedFactor, check_packed
 from boxcov.posterior.kronecker_block import (
     MAX_PRECISION,
@@ -121,7 +122,7 @@ def load(path: str | Path, detector: Detector) -> Posterior:
                 f"{path}: written by boxcov {about['version']} in format {about['format']}, "
                 f"this version reads up to {PACKED}: update boxcov"
             )
-        check_header(about, detector, str(path))
+        _check_header(about, detector, str(path))
         _warn_of_parts_left_out(about, path)
         # clones are aligned like new tensors: the alignment decides how products round
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
@@ -130,6 +131,24 @@ def load(path: str | Path, detector: Detector) -> Posterior:
         }
         posterior = _posterior(about, tensors, shapes).to(next(detector.parameters()).device)
         return posterior.with_error_model(_error_model(about, tensors))
+
+
+def _check_header(about: Mapping[str, Any], detector: Detector, path: str) -> None:
+    """Raise if the header of a file belongs to another detector; warn if it does not say."""
+    check_fingerprint(about["weights_sha256"], detector, path)
+    if "configuration" in about:
+        saved = conform(about["configuration"], dict[str, str], "configuration")
+        check_network(saved, detector.configuration(), path)
+        return
+    own = set(of_network(detector.configuration())) - set(Detector.configuration(detector))
+    if own:
+        warn(
+            f"{path}: an older boxcov wrote it and did not store the configuration of the detector "
+            f"({', '.join(sorted(own)[:3])} ...): make sure that it is the one of the fit, and "
+            "save the posterior again",
+            BoxcovWarning,
+            stacklevel=4,
+        )
 
 
 def _warn_of_parts_left_out(about: Mapping[str, Any], path: str | Path) -> None:

@@ -9,7 +9,7 @@ xi standard normal. The paper's own form, ``Sigma = Q^-1 (x) H^-1``, is diagonal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
@@ -20,7 +20,9 @@ import torch
 from torch import Tensor
 
 from boxcov._torch.layers import from_matrix, to_matrix
+from boxcov._torch.modules import check_fingerprint
 from boxcov._torch.precision import full_precision
+from boxcov.configuration import check_network
 from boxcov.error_model.model import ErrorModel, describe_error_model
 from boxcov.errors import BoxcovError, join_names
 from boxcov.posterior.kronecker_block import (
@@ -283,6 +285,12 @@ class Posterior:
         dense: Tensor = torch.block_diag(*groups)
         return dense
 
+    def check_detector(self, detector: Detector, context: str = "posterior") -> None:
+        """Raise if the posterior is of other weights, or of another configuration."""
+        check_fingerprint(self.fingerprint, detector, context)
+        if self.configuration:
+            check_network(self.configuration, detector.configuration(), context)
+
     # other posteriors with the same factors
 
     def restricted(self, names: Iterable[str]) -> Posterior:
@@ -355,13 +363,11 @@ class Posterior:
             log_evidence(block, self.n_data, self.tau(name)) for name, block in self.blocks.items()
         )
 
-    def optimize_prior_precision(
-        self, score: Callable[[Posterior], float] | None = None, *, per_layer: bool = False
-    ) -> Posterior:
+    def optimize_prior_precision(self, *, per_layer: bool = False) -> Posterior:
         """See ``boxcov.posterior.prior.optimize_prior_precision``."""
         from boxcov.posterior.prior import optimize_prior_precision
 
-        return optimize_prior_precision(self, score, per_layer=per_layer)
+        return optimize_prior_precision(self, per_layer=per_layer)
 
     # files
 

@@ -1,16 +1,14 @@
-"""The prior precision: from the marginal likelihood, held-out frames, or the weights' size."""
+"""The prior precision: from the marginal likelihood, or from the size of the weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
-from math import isfinite
 from warnings import warn
 
 from boxcov._torch.modules import check_fingerprint
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError, BoxcovWarning, join_names
+from boxcov.errors import BoxcovWarning, join_names
 from boxcov.posterior.kronecker_block import KroneckerBlock, determined_weights
 from boxcov.posterior.posterior import EVIDENCE_LAYERS, Posterior
 
@@ -61,18 +59,13 @@ def auto_prior_precision(posterior: Posterior, detector: Detector) -> Posterior:
     return replace(chosen, meta={**chosen.meta, EVIDENCE_LAYERS: ",".join(by_evidence)})
 
 
-def optimize_prior_precision(
-    posterior: Posterior,
-    score: Callable[[Posterior], float] | None = None,
-    *,
-    per_layer: bool = False,
-) -> Posterior:
-    """Return the posterior with the best prior precision between 1e-8 and 1e8.
+def optimize_prior_precision(posterior: Posterior, *, per_layer: bool = False) -> Posterior:
+    """Return the posterior with the prior precision of the largest marginal likelihood.
 
-    score: function of a posterior to minimize, such as ``boxcov.held_out_nll``. By default the
-        marginal likelihood of the training frames is maximized, which needs no frames. For a
-        detector it tends to give a prior far wider than the weights: see ``auto_prior_precision``.
-    per_layer: optimize one precision per layer, by the marginal likelihood.
+    It lies between 1e-8 and 1e8. For a detector the prior tends to be far wider than the weights:
+    see ``auto_prior_precision``.
+
+    per_layer: optimize one precision per layer.
 
     >>> import boxcov
     >>> from boxcov.data import shapes
@@ -82,14 +75,6 @@ def optimize_prior_precision(
     >>> optimized.log_marginal_likelihood() >= posterior.log_marginal_likelihood()
     True
     """
-    if score is not None:
-        if per_layer:
-            raise BoxcovError(
-                "per_layer needs the marginal likelihood: a score optimizes one precision"
-            )
-        return posterior.with_prior(
-            10 ** minimize(lambda x: score(posterior.with_prior(10**x)), *DECADES, steps=16)
-        )
     n, blocks = posterior.n_data, posterior.blocks
     if per_layer:
         return posterior.with_prior(
@@ -114,27 +99,3 @@ def _is_below(blocks: Sequence[KroneckerBlock], n_data: float, tau: float) -> bo
     """Return whether the evidence still rises at tau; it has one maximum, as gamma falls in tau."""
     gamma = sum(determined_weights(block, n_data, tau) for block in blocks)
     return gamma > tau * sum(block.square_norm for block in blocks)
-
-
-def minimize(
-    function: Callable[[float], float], low: float, high: float, steps: int, tolerance: float = 1e-3
-) -> float:
-    """Return the minimizer: the best point of a grid, then the better neighbours at half the step.
-
-    >>> round(minimize(lambda x: (x - 1.25) ** 2, -8, 8, steps=16), 2)
-    1.25
-    """
-
-    @cache
-    def value(x: float) -> float:
-        found = function(x)
-        return found if isfinite(found) else float("inf")
-
-    step = (high - low) / steps
-    best = min((low + i * step for i in range(steps + 1)), key=value)
-    if value(best) == float("inf"):
-        raise BoxcovError("the score is not finite for any prior precision between 1e-8 and 1e8")
-    while step > tolerance:
-        step /= 2
-        best = min(best, max(low, best - step), min(high, best + step), key=value)
-    return best

@@ -18,13 +18,11 @@ from torch.overrides import TorchFunctionMode
 
 from boxcov._torch.inputs import fresh
 from boxcov._torch.layers import LayerCall, LayerCallMode
-from boxcov._torch.modules import check_finite_weights
 from boxcov._torch.precision import at_least_float32
 from boxcov.detections import Detections
 from boxcov.detector import Detector, InstanceGroup
 from boxcov.errors import BoxcovError
 from boxcov.kfac.options import select_parameters
-from boxcov.posterior.detector_check import check_detector
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.covariance import sample_covariance
 from boxcov.predict.forward_mode.derivatives import PosteriorSamples
@@ -77,8 +75,6 @@ class MCI(Predictor):
     ) -> None:
         check_samples(samples)
         if posterior is not None:
-            check_finite_weights(detector)
-            check_detector(posterior, detector)
             names = posterior.parameters
         elif dropout is None:
             names = []
@@ -89,8 +85,7 @@ class MCI(Predictor):
                 f"dropout must lie between 0 and 1, got {dropout}; None uses the detector's own "
                 "dropout layers"
             )
-        super().__init__(detector, names, with_logit)
-        self.posterior = None if posterior is None else posterior.to(self.device)
+        super().__init__(detector, posterior, names, with_logit=with_logit)
         self.dropout, self.samples, self.seed = dropout, samples, seed
         self._generator = torch.Generator(self.device)
         self._samples: PosteriorSamples | None = None

@@ -35,7 +35,7 @@ class NMSSpread(Predictor):
                 f"NMSSpread needs the boxes that NMS removes: {type(detector).__name__} has no "
                 "candidates()"
             )
-        super().__init__(detector, [])
+        super().__init__(detector, None, [])
         self.router = self.build_router()
 
     def settings(self) -> dict[str, Any]:

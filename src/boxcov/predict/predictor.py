@@ -24,7 +24,6 @@ from boxcov.detections import Detections
 from boxcov.detector import SIGNAL_INPUTS, Detector
 from boxcov.error_model.model import ErrorModel, describe_error_model
 from boxcov.errors import BoxcovError, NotFiniteError
-from boxcov.posterior.detector_check import check_detector
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
 from boxcov.predict.route import EngineOptions, Router
@@ -36,16 +35,20 @@ class Predictor(ABC):
 
     method: ClassVar[str]
     router: Router
-    posterior: Posterior | None = None  # MC dropout and NMS spread have none
+    posterior: Posterior | None  # MC dropout and NMS spread have none
 
     def __init__(
         self,
         detector: Detector,
+        posterior: Posterior | None,
         parameters: list[str],
+        *,
         with_logit: bool = False,
         engine: EngineOptions | None = None,
     ) -> None:
         check_finite_weights(detector)
+        if posterior is not None:
+            posterior.check_detector(detector)
         if with_logit and type(detector).logits is Detector.logits:
             raise BoxcovError(
                 f"with_logit=True needs the logits of the scores: {type(detector).__name__} has no "
@@ -54,6 +57,7 @@ class Predictor(ABC):
         self.with_logit = with_logit
         self.engine = engine or EngineOptions()
         self.device = next(detector.parameters()).device
+        self.posterior = None if posterior is None else posterior.to(self.device)
         self.error_model: ErrorModel | None = None
         self._detector, self._parameters = detector, parameters
         self._fingerprint = fingerprint(detector)
@@ -225,10 +229,8 @@ class PosteriorPredictor(Predictor):
         with_logit: bool = False,
         engine: EngineOptions | None = None,
     ) -> None:
-        check_finite_weights(detector)
-        check_detector(posterior, detector)
-        super().__init__(detector, posterior.parameters, with_logit, engine)
-        self.posterior = posterior.to(self.device)
+        parameters = posterior.parameters
+        super().__init__(detector, posterior, parameters, with_logit=with_logit, engine=engine)
 
     def settings(self) -> dict[str, Any]:
         posterior = self.posterior

@@ -18,7 +18,6 @@ from boxcov.export.onnx.graph import FrameGraph, build_graph
 from boxcov.export.onnx.model import build_model
 from boxcov.files import atomic_write, to_json
 from boxcov.input_file import parse_metadata, read_bytes, reading
-from boxcov.posterior.detector_check import check_detector
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.predictor import check_samples, estimator
 from boxcov.predict.static_frame import MAX_ROWS, WithSignals
@@ -143,7 +142,7 @@ def _static_part(
     detector: Detector, posterior: Posterior, inputs: Mapping[str, Tensor]
 ) -> Detector:
     """Return the part of the detector that goes into the graph; raise if anything does not fit."""
-    check_detector(posterior, detector)
+    posterior.check_detector(detector)
     tensors = (*detector.parameters(), *detector.buffers(), *inputs.values())
     found = {
         f"{str(t.dtype).removeprefix('torch.')} on {t.device.type}"
