@@ -304,5 +304,5 @@ def test_a_generator_gives_new_samples_each_time(posterior) -> None:
 def test_repr_is_at_most_ten_lines() -> None:
     posterior = posterior_of(GROUPED, ekfac=True)
     assert len(repr(posterior).splitlines()) <= 10
-    assert "second pass: 2 layers" in repr(posterior)
+    assert "EKFAC: 2 layers" in repr(posterior)
     assert "n_data=40" in repr(posterior)

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from boxcov._torch.layers import Geometry, LayerCall, gram
+from boxcov._torch.layers import LayerCall, gram
 from boxcov._torch.precision import at_least_float32, full_precision
 from boxcov.kfac.input_gram import input_grams, memory_of
 from boxcov.posterior.kronecker_block import Eigendecomposition, KroneckerBlock, Layer
@@ -115,28 +115,6 @@ class Term:
         return [Term(*pair) for pair in zip(values.unbind(), values.sum((1, 2, 3)).unbind())]
 
 
-@dataclass(frozen=True)
-class _InputKind:
-    """Inputs of equal kind can be the groups of one product."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-    device: torch.device
-    geometry: Geometry
-    has_bias: bool
-
-
-@dataclass(frozen=True)
-class _PendingInput:
-    number: int
-    call: LayerCall
-    version: int  # of the input when it was added
-
-    @property
-    def was_changed(self) -> bool:
-        return self.call.x._version != self.version
-
-
 class InputFactors:
     """The terms of Q of one pass; layers that read the same tensor share one term."""
 
@@ -145,7 +123,9 @@ class InputFactors:
         self.terms: dict[int, Term] = {}  # by number
         # the tensors are kept alive, so that no other tensor gets the id of one of them
         self._numbers: dict[Any, tuple[int, Tensor]] = {}
-        self._pending: dict[_InputKind, list[_PendingInput]] = {}
+        # inputs of equal shape, dtype, device, geometry and bias become the groups of one product:
+        # the number, the call, and the version of its input when it was added
+        self._pending: dict[Any, list[tuple[int, LayerCall, int]]] = {}
         self._is_finished, self._was_changed = False, False
 
     def add(self, call: LayerCall, has_bias: bool, may_wait: bool) -> int:
@@ -160,31 +140,32 @@ class InputFactors:
             return self._numbers[key][0]
         number = len(self._numbers)
         self._numbers[key] = number, x
-        kind = _InputKind(x.shape, x.dtype, x.device, call.geometry, has_bias)
-        entry = _PendingInput(number, call, x._version)
+        kind = x.shape, x.dtype, x.device, call.geometry, has_bias
+        entry = number, call, x._version
         if not (self.batched and may_wait) or self._is_finished:
-            self._compute(kind, [entry])
+            self._compute([entry], has_bias)
             return number
         pending = self._pending.setdefault(kind, [])
         pending.append(entry)
         if (len(pending) + 1) * memory_of(call.batched_x, call.geometry) > MAX_BYTES:
-            self._compute(kind, self._pending.pop(kind))
+            self._compute(self._pending.pop(kind), has_bias)
         return number
 
     def finish(self) -> bool:
         """Compute all pending terms; return False if an input was written to in the meantime."""
-        for kind, pending in self._pending.items():
-            self._compute(kind, pending)
+        for (*_, has_bias), pending in self._pending.items():
+            self._compute(pending, has_bias)
         self._pending, self._is_finished = {}, True
         return not self._was_changed
 
     @full_precision
-    def _compute(self, kind: _InputKind, pending: list[_PendingInput]) -> None:
-        self._was_changed |= any(entry.was_changed for entry in pending)
-        xs = [at_least_float32(entry.call.batched_x) for entry in pending]
-        values = input_grams(xs, kind.geometry, kind.has_bias)
+    def _compute(self, pending: list[tuple[int, LayerCall, int]], has_bias: bool) -> None:
+        numbers, calls, versions = zip(*pending)
+        self._was_changed |= any(call.x._version != v for call, v in zip(calls, versions))
+        xs = [at_least_float32(call.batched_x) for call in calls]
+        values = input_grams(xs, calls[0].geometry, has_bias)
         terms = Term.unbind(values) if self.batched else [Term.of(value) for value in values]
-        self.terms |= zip((entry.number for entry in pending), terms)
+        self.terms |= zip(numbers, terms)
 
 
 @full_precision

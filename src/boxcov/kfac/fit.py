@@ -69,11 +69,8 @@ def fit(
     >>> posterior.frames, posterior.n_data
     (4, 1000.0)
     """
-    _check_arguments(frames, prior_precision, fisher, options)
-    tau = 1.0 if isinstance(prior_precision, str) else prior_precision  # until auto chooses
-    by_layer = tau if isinstance(tau, dict) else {"all layers": tau}
-    for name, precision in by_layer.items():
-        check_precisions(1.0 if n_data is None else n_data, precision, name)
+    _check_arguments(frames, fisher, options)
+    tau = _first_precision(prior_precision, n_data)
     check_finite_weights(detector)
     parameters = select_parameters(detector, depth, options.exclude)
     world = World.current() if distributed else World()
@@ -221,12 +218,18 @@ def _tokens(targets: Any) -> str:
     return f" ({join_names(tokens)})" if tokens else ""
 
 
-def _check_arguments(
-    frames: Iterable[Any], prior_precision: float | str, fisher: str, options: FitOptions
-) -> None:
-    check_choice("fisher", fisher, FisherKind)
+def _first_precision(prior_precision: float | str, n_data: float | None) -> float:
+    """Return the prior precision, 1 until "auto" chooses; raise if it is out of range."""
     if isinstance(prior_precision, str) and prior_precision != "auto":
         raise BoxcovError(f"prior_precision must be 'auto' or a number, got {prior_precision!r}")
+    tau = 1.0 if isinstance(prior_precision, str) else prior_precision
+    for name, precision in (tau if isinstance(tau, dict) else {"all layers": tau}).items():
+        check_precisions(1.0 if n_data is None else n_data, precision, name)
+    return tau
+
+
+def _check_arguments(frames: Iterable[Any], fisher: str, options: FitOptions) -> None:
+    check_choice("fisher", fisher, FisherKind)
     if not options.ekfac:
         return
     if isinstance(frames, Iterator):

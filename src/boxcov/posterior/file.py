@@ -37,6 +37,9 @@ _KEY = "boxcov.posterior"
 _PROBES = 4
 _ORTHONORMAL = 1e-2  # rounding is at most 1e-4 for 3,500 eigenvectors of float32
 _ERROR_MODEL = "error_model."  # prefix of its tensors
+_NUMBERS = ("n_data", "loss", "jitter")
+_COUNTS = ("frames", "skipped")
+_CHOICES = {"fisher": FisherKind, "form": Form, "locations": Locations}
 
 
 @dataclass(frozen=True)
@@ -78,19 +81,12 @@ def save(posterior: Posterior, path: str | Path) -> None:
         "format": _format(posterior),
         "version": __version__,
         "blocks": [_about(block, numbers) for block in posterior.blocks.values()],
-        "n_data": posterior.n_data,
         "prior_precision": posterior.prior_precision,
-        "fisher": posterior.fisher,
-        "frames": posterior.frames,
-        "loss": posterior.loss,
         "weights_sha256": posterior.fingerprint,
         "depth": posterior.depth,
-        "locations": posterior.locations,
-        "form": posterior.form,
-        "jitter": posterior.jitter,
         "meta": dict(posterior.meta),
-        "skipped": posterior.skipped,
         "configuration": dict(posterior.configuration),
+        **{name: getattr(posterior, name) for name in (*_NUMBERS, *_COUNTS, *_CHOICES)},
     }
     if posterior.error_model is not None:
         about["error_model"] = posterior.error_model.to_json()
@@ -209,13 +205,12 @@ def _about(block: KroneckerBlock, numbers: dict[int, int]) -> dict[str, Any]:
 
 
 def _block(
+    layer: Layer,
     entry: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
     factors: dict[int, Eigendecomposition],
-    n_data: float,
 ) -> KroneckerBlock:
     """Return the block of one header entry; ``factors`` (by number) are shared between blocks."""
-    layer = Layer.from_json(entry)
     groups, n_in, n_out = layer.geometry.groups, layer.n_in, layer.n_out
     found = []
     for key, n in (("Q", n_in), ("H", n_out)):
@@ -230,59 +225,61 @@ def _block(
         what = f"the corrected eigenvalues of {layer.name}"
         _check_values(eigenvalues, (groups, n_out, n_in), Q.values.dtype, what)
     square_norm = number(entry["square_norm"], "square_norm")
-    block = KroneckerBlock(layer, Q, H, square_norm, eigenvalues)
-    if not block.curvature_range[1] * n_data <= MAX_PRECISION:
-        raise ValueError(
-            f"n_data times the Fisher of {layer.name} is {block.curvature_range[1] * n_data:g}, "
-            f"at most {MAX_PRECISION:g} is possible"
-        )
-    return block
+    return KroneckerBlock(layer, Q, H, square_norm, eigenvalues)
 
 
 def _posterior(
     about: dict[str, Any], tensors: dict[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
 ) -> Posterior:
+    about = {"locations": "all", "skipped": 0, "error": 0.0, "configuration": {}, **about}
+    values: dict[str, Any] = {name: number(about[name], name) for name in (*_NUMBERS, *_COUNTS)}
+    values |= {name: int(values[name]) for name in _COUNTS}
+    values |= {name: about[name] for name in _CHOICES}
+    is_known = all(values[name] in get_args(choices) for name, choices in _CHOICES.items())
+    if not is_known or not isinstance(about["meta"], dict):
+        choices = [values[name] for name in _CHOICES]
+        raise ValueError(f"{choices!r} with a meta of {about['meta']!r}")
+    tau = about["prior_precision"]
+    if isinstance(tau, dict):
+        tau = {str(name): number(value, "prior_precision") for name, value in tau.items()}
+    return Posterior(
+        blocks=_blocks(about["blocks"], tensors, shapes, values["n_data"]),
+        prior_precision=tau if isinstance(tau, dict) else number(tau, "prior_precision"),
+        fingerprint=about["weights_sha256"],
+        depth=str(about["depth"]),
+        meta=about["meta"],
+        configuration=about["configuration"],
+        error=float("inf") if about["error"] is None else number(about["error"], "error"),
+        **values,
+    )
+
+
+def _blocks(
+    entries: list[Any],
+    tensors: Mapping[str, Tensor],
+    shapes: Mapping[str, tuple[int, ...]],
+    n_data: float,
+) -> dict[str, KroneckerBlock]:
+    """Return the blocks by layer; raise ValueError if one is not a weight of the detector."""
+    if not entries:
+        raise ValueError("it has no layers")
     factors: dict[int, Eigendecomposition] = {}
     blocks: dict[str, KroneckerBlock] = {}
-    n_data = number(about["n_data"], "n_data")
-    if not about["blocks"]:
-        raise ValueError("it has no layers")
-    for entry in about["blocks"]:
+    for entry in entries:
         layer = Layer.from_json(entry)  # checked first: it decides the size of packed factors
         if shapes.get(layer.weight) != tuple(layer.shape) or layer.name in blocks:
             raise ValueError(
                 f"{layer.weight} of shape {tuple(layer.shape)} is not a weight of the detector, "
                 "or occurs twice"
             )
-        blocks[layer.name] = _block(entry, tensors, factors, n_data)
-    tau = about["prior_precision"]
-    taus = tau if isinstance(tau, dict) else {"": tau}
-    taus = {str(name): number(value, "prior_precision") for name, value in taus.items()}
-    choices = (("fisher", FisherKind), ("form", Form), ("locations", Locations))
-    about = {"locations": "all", "skipped": 0, "error": 0.0, "configuration": {}, **about}
-    if any(about[name] not in get_args(kinds) for name, kinds in choices) or not isinstance(
-        about["meta"], dict
-    ):
-        raise ValueError(
-            f"{[about[name] for name, _ in choices]!r} with a meta of {about['meta']!r}"
-        )
-    return Posterior(
-        blocks=blocks,
-        n_data=n_data,
-        prior_precision=taus if isinstance(tau, dict) else taus[""],
-        fisher=about["fisher"],
-        frames=int(number(about["frames"], "frames")),
-        loss=number(about["loss"], "loss"),
-        fingerprint=about["weights_sha256"],
-        depth=str(about["depth"]),
-        form=about["form"],
-        jitter=number(about["jitter"], "jitter"),
-        meta=about["meta"],
-        locations=about["locations"],
-        skipped=int(number(about["skipped"], "skipped")),
-        configuration=about["configuration"],
-        error=float("inf") if about["error"] is None else number(about["error"], "error"),
-    )
+        blocks[layer.name] = _block(layer, entry, tensors, factors)
+        largest = n_data * blocks[layer.name].curvature_range[1]
+        if not largest <= MAX_PRECISION:
+            raise ValueError(
+                f"n_data times the Fisher of {layer.name} is {largest:g}, "
+                f"at most {MAX_PRECISION:g} is possible"
+            )
+    return blocks
 
 
 def _factor(

@@ -33,6 +33,8 @@ from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
 from boxcov.predict.predictor import PosteriorPredictor, check_samples, logit_fields
 from boxcov.predict.route import EngineOptions, State, TangentRouter, warn_of_route
 
+_EVERY, _LOGIT = slice(None), slice(-1, None)  # fields of z
+
 
 class ExactGLM(PosteriorPredictor):
     """The full D x D covariance of every box, exact.
@@ -115,7 +117,7 @@ class ExactGLM(PosteriorPredictor):
 class HeadPart:
     """The part of a covariance that the layers of the head contribute."""
 
-    covariance: Tensor  # (m, D, D); of the score logit, its row (m, D + 1)
+    covariance: Tensor  # (m, D, D), with logits (m, D + 1, D + 1)
     below: list[str]  # layers of the posterior that are not included
     tangents_below: Tensor | None = None  # derivatives (m, D, k) along normalised directions
 
@@ -156,23 +158,9 @@ class ExactRouter(TangentRouter):
         part of the covariance that comes from the layers below the head."""
         boxes = replace(point, logits=None)
         head = self._head(boxes)
-        logit = None
-        if self.with_logit:  # in full precision: in TF32 crops and the map differ by per cent
-            with matrix_precision("float32"):
-                logit = self._head_by_instance(point)
-                if len(logit.below) == len(self.posterior.blocks) > len(head.below):
-                    self._warn_of_slow_logit(len(point.boxes))
-                    logit = self._logit_by_autograd(point, head)
-        covariance, row = head.covariance, None if logit is None else logit.covariance
-        if self.samples is None and head.below and logit is not None and head.below == logit.below:
-            both = autograd_covariance(point, self.posterior.restricted(head.below))
-            return covariance + both[0], logit.covariance + both[1], both[0]
         below = self._below(boxes, head) if head.below else None
-        if below is not None:
-            covariance = covariance + below
-        if logit is not None and logit.below:
-            row = logit.covariance + self._row_below(point, logit.below)
-        return covariance, row, below
+        covariance = head.covariance if below is None else head.covariance + below
+        return covariance, self._logit_row(point, head) if self.with_logit else None, below
 
     def _head(self, point: LinearizationPoint) -> HeadPart:
         """By stages where they are verified for all boxes, else by instance or not at all."""
@@ -198,24 +186,23 @@ class ExactRouter(TangentRouter):
 
     def _no_head(self, point: LinearizationPoint) -> HeadPart:
         m, D = point.z.shape
-        shape = (m, D, D) if point.logits is None else (m, D)
-        return HeadPart(at_least_float32(point.boxes).new_zeros(shape), list(self.posterior.blocks))
+        covariance = at_least_float32(point.boxes).new_zeros(m, D, D)
+        return HeadPart(covariance, list(self.posterior.blocks))
 
     def _head_by_instance(self, point: LinearizationPoint) -> HeadPart:
-        """The part of the layers that instances() runs; with logits only the logit's row."""
+        """The part of the layers that instances() runs."""
         watched = with_leaves(point)
         groups = instance_groups(watched)
         if groups is None:
             return self._no_head(point)
-        has_logits, check = point.logits is not None, self.instances_check
+        check = self.instances_check
         total = self._no_head(point).covariance
         direct: set[str] = set()
         read: set[int] = set()
         for group in groups:
             run = self.instances.run(*group)
             check.verify_items(run, point)
-            part = self.instances.covariance(run)
-            total[run.index] = part[:, -1] if has_logits else part
+            total[run.index] = self.instances.covariance(run)
             direct |= run.uses.keys()
             read |= leaves_read(run.z)
         is_verified = check.verify(watched, direct)
@@ -225,10 +212,24 @@ class ExactRouter(TangentRouter):
         blocks = self.instances.block_of
         if not is_verified:  # too few boxes to decide: the oracle's numbers
             layers = self.posterior.restricted([blocks[name] for name in direct])
-            total = autograd_covariance(point, layers)[has_logits]
+            total = autograd_covariance(point, layers)
         return HeadPart(total, [name for weight, name in blocks.items() if weight in upstream])
 
-    def _logit_by_autograd(self, point: LinearizationPoint, head: HeadPart) -> HeadPart:
+    def _logit_row(self, point: LinearizationPoint, head: HeadPart) -> Tensor:
+        """The row (m, D + 1) of the score logit in the covariance of box and logit."""
+        with matrix_precision("float32"):  # in TF32 crops and the map differ by per cent
+            part = self._head_by_instance(point)
+            row, below = part.covariance[:, -1], part.below
+            if len(below) == len(self.posterior.blocks) > len(head.below):
+                self._warn_of_slow_logit(len(point.boxes))
+                row, below = self._logit_by_autograd(point, head), head.below
+        if not below:
+            return row
+        if self.samples is None:
+            return row + autograd_covariance(point, self.posterior.restricted(below))[:, -1]
+        return row + sample_covariance(directional_derivatives(point, self._etas(below)))[:, -1]
+
+    def _logit_by_autograd(self, point: LinearizationPoint, head: HeadPart) -> Tensor:
         """The logit's row where instances() gives the boxes alone: a backward pass per logit.
 
         The layers of ``head`` know the gradients of the boxes, so these need no pass of their own.
@@ -240,9 +241,9 @@ class ExactRouter(TangentRouter):
         ]
         rows = [
             self.instances.logit_row(runs, start, gradients)
-            for start, gradients in _logit_gradients(point, self.posterior.restricted(layers))
+            for start, gradients in _gradients(point, self.posterior.restricted(layers), _LOGIT)
         ]
-        return HeadPart(torch.cat(rows), head.below)
+        return torch.cat(rows)
 
     def _warn_of_slow_logit(self, m: int) -> None:
         if not self._warned_of_slow_logit:
@@ -262,7 +263,7 @@ class ExactRouter(TangentRouter):
     def _below(self, point: LinearizationPoint, head: HeadPart) -> Tensor:
         """The covariance (m, D, D) of the layers below the head."""
         if self.samples is None:
-            return autograd_covariance(point, self.posterior.restricted(head.below))[0]
+            return autograd_covariance(point, self.posterior.restricted(head.below))
         ends = self.staged_head.first_layer
         if head.tangents_below is not None and self.tangents_check.covers({ends}):
             return sample_covariance(self.propagation.rescale(head.tangents_below))
@@ -282,55 +283,31 @@ class ExactRouter(TangentRouter):
                 return sample_covariance(fast)
         return sample_covariance(A)
 
-    def _row_below(self, point: LinearizationPoint, layers: list[str]) -> Tensor:
-        """The row (m, D + 1) of the score logit from the layers below."""
-        if self.samples is None:
-            return autograd_covariance(point, self.posterior.restricted(layers))[1]
-        return sample_covariance(directional_derivatives(point, self._etas(layers)))[:, -1]
+
+def autograd_covariance(point: LinearizationPoint, posterior: Posterior) -> Tensor:
+    """``J Sigma J^T`` of z (m, D, D), by one backward pass per number."""
+    parts = [posterior.quadratic(gradients) for _, gradients in _gradients(point, posterior)]
+    return torch.cat(parts)
 
 
-def autograd_covariance(point: LinearizationPoint, posterior: Posterior) -> tuple[Tensor, Tensor]:
-    """``J Sigma J^T`` of the boxes (m, D, D), and the last row of that of z.
+def _gradients(
+    point: LinearizationPoint, posterior: Posterior, fields: slice = _EVERY
+) -> Iterator[tuple[int, dict[str, Tensor]]]:
+    """Gradients (c, D, *shape) of some fields of z by parameter, and the first of the c boxes.
 
-    The row is (m, D), with logits (m, D + 1). As many boxes at a time as memory allows.
+    As many boxes at a time as memory allows.
     """
     with torch.enable_grad():
         theta = point.linearized.theta()
         weights = {name: theta[name].requires_grad_() for name in posterior.parameters}
-        z = point.z_at(weights)
-        m, D = point.boxes.shape
+        z = point.z_at(weights)[:, fields]
         size = sum(w.numel() * w.element_size() for w in weights.values())
-        step = max(1, int(MEMORY // (size * D)))
-        covariances, last_rows = [], []
-        for start in range(0, m, step):
-            part = z[start : start + step]
-            gradients = _gradients(part[:, :D], weights)
-            covariances.append(posterior.quadratic(gradients))
-            if z.shape[1] == D:
-                last_rows.append(covariances[-1][:, -1])
-                continue
-            of_logit = _gradients(part[:, D:], weights)
-            joint = {name: torch.cat([g, of_logit[name]], 1) for name, g in gradients.items()}
-            last_rows.append(posterior.quadratic(joint)[:, -1])
-    return torch.cat(covariances), torch.cat(last_rows)
+        step = max(1, int(MEMORY // (size * z.shape[1])))
+        for start in range(0, len(z), step):
+            yield start, _gradients_of(z[start : start + step], weights)
 
 
-def _logit_gradients(
-    point: LinearizationPoint, posterior: Posterior
-) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    """Gradients (c, *shape) of the logits of c boxes by parameter, and the number of the first."""
-    with torch.enable_grad():
-        theta = point.linearized.theta()
-        weights = {name: theta[name].requires_grad_() for name in posterior.parameters}
-        logits = point.z_at(weights)[:, -1:]
-        size = sum(w.numel() * w.element_size() for w in weights.values())
-        step = max(1, int(MEMORY // size))
-        for start in range(0, len(logits), step):
-            gradients = _gradients(logits[start : start + step], weights)
-            yield start, {name: g[:, 0] for name, g in gradients.items()}
-
-
-def _gradients(z: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def _gradients_of(z: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Gradients (c, D, *shape) of numbers z (c, D)."""
     c, D = z.shape
     seeds = torch.eye(c * D, dtype=z.dtype, device=z.device).view(-1, c, D)

@@ -79,7 +79,7 @@ class InstanceEngine:
     def logit_row(
         self, runs: list[InstanceRun], start: int, gradients: dict[str, Tensor]
     ) -> Tensor:
-        """The logit's row (c, D + 1) of c boxes, given its gradients (c, *shape) by parameter.
+        """The logit's row (c, D + 1) of c boxes, given its gradients (c, 1, *shape) by parameter.
 
         runs: of the boxes of the frame, without logits; ``start`` is the first of the c.
         """
@@ -91,7 +91,9 @@ class InstanceEngine:
             if layer.weight in gradients:
                 bias = None if layer.bias is None else gradients[layer.bias]
                 variances = self._variances[name]
-                matrix = to_matrix(gradients[layer.weight], bias, layer.geometry).to(variances)
+                matrix = to_matrix(gradients[layer.weight], bias, layer.geometry)[:, 0].to(
+                    variances
+                )
                 weighted[name] = block.unrotate(block.rotate(matrix) * variances).to(row)
                 row[:, -1] += (weighted[name] * matrix).flatten(1).sum(1)
         for run in runs:
