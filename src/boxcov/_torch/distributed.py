@@ -56,11 +56,9 @@ class World:
         """Return how many of the items 0 to ``end - 1`` belong to this rank."""
         return len(range(self.rank, end, self.size))
 
-    def rank_path(self, path: str | Path | None) -> Path | None:
+    def rank_path(self, path: str | Path) -> Path:
         """Return this rank's own file for ``path``: the rank is appended if there are several."""
-        if path is None or self.is_single:
-            return None if path is None else Path(path)
-        return Path(f"{path}.{self.rank}")
+        return Path(path) if self.is_single else Path(f"{path}.{self.rank}")
 
     @contextmanager
     def label_errors(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from time import monotonic
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -151,7 +151,7 @@ class Checkpoint:
             )
 
     def for_rank(self, world: World) -> Checkpoint:
-        return replace(self, path=world.rank_path(self.path) or self.path)
+        return replace(self, path=world.rank_path(self.path))
 
     def second_pass(self) -> Checkpoint:
         return replace(self, path=second_pass_path(self.path))
@@ -227,12 +227,7 @@ class Checkpointer:
             self._handlers = {n: signal.signal(n, self._defer_signal) for n in numbers}
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and not issubclass(kind, _SaveError) and not self.sums.is_partial:
             with suppress(BoxcovError):  # the original error is more useful
                 self.save()

@@ -59,7 +59,6 @@ def run(options: FitCommand, progress: Progress | None = None) -> Posterior:
             posterior.save(out)
         world.barrier()  # no rank deletes its checkpoint before the posterior is written
     own = world.rank_path(checkpoint)
-    assert own is not None
     for path in (own, second_pass_path(own)):
         path.unlink(missing_ok=True)
     return posterior

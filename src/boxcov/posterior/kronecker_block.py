@@ -119,10 +119,6 @@ class Eigendecomposition:
         """Return the eigenvalues (G, n) plus ``jitter`` times their mean."""
         return self.values + jitter * self.values.mean(1, keepdim=True)
 
-    @property
-    def rank(self) -> int:
-        return numerical_rank(self.values)
-
 
 @dataclass(frozen=True)
 class KroneckerBlock:
@@ -192,18 +188,15 @@ class KroneckerBlock:
             ekfac_eigenvalues=None if values is None else values.to(device),
         )
 
-    @property
-    def has_full_rank(self) -> bool:
-        if self.is_kronecker:
-            return self.Q.rank == self.layer.n_in and self.H.rank == self.layer.n_out
-        return numerical_rank(self.curvature.flatten(1)) == self.layer.n_in * self.layer.n_out
-
-    def describe_rank(self) -> str:
-        n_in, n_out = self.layer.n_in, self.layer.n_out
-        if self.is_kronecker:
-            return f"Q has rank {self.Q.rank} of {n_in}, H has rank {self.H.rank} of {n_out}"
-        rank = numerical_rank(self.curvature.flatten(1))
-        return f"the Fisher has rank {rank} of {n_in * n_out}"
+    def rank_deficiency(self) -> str:
+        """Return the ranks in words; nothing if the Fisher has full rank."""
+        values = {"Q": self.Q.values, "H": self.H.values}
+        if not self.is_kronecker:
+            values = {"the Fisher": self.curvature.flatten(1)}
+        ranks = {name: (numerical_rank(v), v.shape[1]) for name, v in values.items()}
+        if all(rank == n for rank, n in ranks.values()):
+            return ""
+        return ", ".join(f"{name} has rank {rank} of {n}" for name, (rank, n) in ranks.items())
 
 
 def numerical_rank(values: Tensor) -> int:

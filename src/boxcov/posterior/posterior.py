@@ -92,7 +92,7 @@ class Posterior:
                 f"the paper's form needs Q (x) H, but the Fisher of {join_names(corrected)} comes "
                 "from a second pass: use form='eigen', or fit without ekfac"
             )
-        deficient = [name for name in self.blocks if not self._is_invertible(name)]
+        deficient = {name: words for name in self.blocks if (words := self._deficiency(name))}
         if deficient:
             advice = "use a prior_precision above 0"
             if self.form == "paper":
@@ -100,10 +100,10 @@ class Posterior:
                     f"a jitter of {self.jitter} does not change that: raise it, exclude the layer, "
                     "or use form='eigen'"
                 )
-            first = deficient[0]
+            first, words = next(iter(deficient.items()))
             raise BoxcovError(
                 f"the factors of {join_names(deficient)} are rank-deficient "
-                f"({first}: {self.blocks[first].describe_rank()}) and have no inverse: {advice}"
+                f"({first}: {words}) and have no inverse: {advice}"
             )
 
     def _check_numbers(self) -> None:
@@ -117,12 +117,13 @@ class Posterior:
         for name in self.blocks:
             check_precisions(self.n_data, self.tau(name), name)
 
-    def _is_invertible(self, name: str) -> bool:
-        block = self.blocks[name]
-        if self.form == "eigen":
-            return self.tau(name) > 0 or block.has_full_rank
-        nonzero = bool((block.Q.values.sum(1) > 0).all() and (block.H.values.sum(1) > 0).all())
-        return block.has_full_rank or (self.jitter > 0 and nonzero)
+    def _deficiency(self, name: str) -> str:
+        """Return the ranks of a layer's precision in words; nothing if it has an inverse."""
+        block, has_prior = self.blocks[name], self.tau(name) > 0
+        if self.form == "paper":  # a jitter is relative to the mean eigenvalue
+            is_zero = any(bool((f.values.sum(1) == 0).any()) for f in (block.Q, block.H))
+            has_prior = self.jitter > 0 and not is_zero
+        return "" if has_prior else block.rank_deficiency()
 
     def __repr__(self) -> str:
         weights = sum(block.size for block in self.blocks.values())
