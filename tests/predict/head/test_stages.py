@@ -173,35 +173,21 @@ def test_forms_of_the_posterior(data, form: str) -> None:
     detector = chosen(12, dtype=torch.float64)
     inputs = [points.double() for points in data[0][0]]
     labelled = [([points.double()], targets) for (points,), targets in data]
-    posterior = boxcov.fit(detector, labelled, n_data=1e4, prior_precision=1.0)
+
+    def fit(**options) -> boxcov.Posterior:
+        chosen = boxcov.FitOptions(**options)
+        return boxcov.fit(detector, labelled, n_data=1e4, prior_precision=1.0, options=chosen)
+
     posterior = {
-        "eigen": lambda: posterior,
-        "tau of each layer": lambda: posterior.with_prior(
-            {name: 1.0 + i for i, name in enumerate(posterior.blocks)}
+        "eigen": fit,
+        "tau of each layer": lambda: fit().with_prior(
+            {name: 1.0 + i for i, name in enumerate(fit().blocks)}
         ),
-        "no prior": lambda: posterior.with_prior(1e-9),
-        "paper": lambda: posterior.paper(jitter=1e-2),
-        "corrected": lambda: boxcov.fit(
-            detector,
-            labelled,
-            prior_precision=1.0,
-            options=boxcov.FitOptions(ekfac=True),
-            n_data=1e4,
-        ),
-        "gradient": lambda: boxcov.fit(
-            detector,
-            labelled,
-            prior_precision=1.0,
-            options=boxcov.FitOptions(locations="gradient"),
-            n_data=1e4,
-        ),
-        "gradient, corrected": lambda: boxcov.fit(
-            detector,
-            labelled,
-            prior_precision=1.0,
-            options=boxcov.FitOptions(locations="gradient", ekfac=True),
-            n_data=1e4,
-        ),
+        "no prior": lambda: fit().with_prior(1e-9),
+        "paper": lambda: fit().paper(jitter=1e-2),
+        "corrected": lambda: fit(ekfac=True),
+        "gradient": lambda: fit(locations="gradient"),
+        "gradient, corrected": lambda: fit(locations="gradient", ekfac=True),
     }[form]()
     fast, plain = both_ways(detector, posterior, inputs)
     assert relative(fast, plain) < 1e-9
