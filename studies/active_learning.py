@@ -32,7 +32,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -42,12 +42,14 @@ import torch
 from torch import multiprocessing
 
 from boxcov import ExactGLM, Posterior, calibrate, fit, join_frames
+from boxcov.concatenation import concatenate
 from boxcov.data import simulated
 from boxcov.data.augment import Augmentation
 from boxcov.detectors import centerpoint
 from boxcov.detectors.centerpoint.config import Config
 from boxcov.detectors.training import Recipe, train
-from boxcov.evaluate.average_precision import Boxes, average_precision, mean_precision
+from boxcov.evaluate.average_precision import average_precision, mean_precision
+from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.evaluate.label_order import box_values, frame_values
 from boxcov.files import write_text
 
@@ -346,28 +348,20 @@ def _test_frames(place: Place) -> tuple[list[Any], list[str]]:
 def precision(detector: Any, place: Place) -> dict[str, Any]:
     """Return the tables of AP on all test frames, on the clear ones and on the others."""
     frames, scenarios = _test_frames(place)
-    found, truth = [], []
-    for first in range(0, len(frames), place.settings.batch):
-        part = frames[first : first + place.settings.batch]
-        boxes = detector.detect([inputs[0] for inputs, _ in part]).numpy()
-        for i, (_, (target,)) in enumerate(part):
-            rows = boxes["frame"] == i
-            centres = boxes["boxes"][rows, :2].astype(float)
-            scores = boxes["scores"][rows].astype(float)
-            found.append(Boxes(centres, boxes["labels"][rows], scores))
-            arrays = {name: value.cpu().numpy() for name, value in target.items()}
-            centres = arrays["boxes"][:, :2].astype(float)
-            truth.append(Boxes(centres, arrays["labels"], arrays["points"]))
+    parts, size = [], place.settings.batch
+    for first in range(0, len(frames), size):
+        clouds = [inputs[0] for inputs, _ in frames[first : first + size]]
+        boxes = detector.detect(clouds).to("cpu")
+        parts.append(replace(boxes, frame=boxes.frame + first))
+    found, truth = concatenate(parts), GroundTruth.from_frames(frames)
     is_clear = np.array(scenarios) == "clear"
-    parts = {"mixture": is_clear | True, "clear": is_clear, "others": ~is_clear}
-    return {
-        name: average_precision(
-            [found[i] for i in np.flatnonzero(rows)],
-            [truth[i] for i in np.flatnonzero(rows)],
-            detector.classes,
-        )
-        for name, rows in parts.items()
-    }
+    tables = {}
+    for name, kept in {"mixture": is_clear | True, "clear": is_clear, "others": ~is_clear}.items():
+        rows = kept[truth.frame]
+        objects = {key: getattr(truth, key)[rows] for key in ("boxes", "labels", "frame")}
+        own = found[torch.from_numpy(kept)[found.frame]]
+        tables[name] = average_precision(own, replace(truth, **objects))
+    return tables
 
 
 def read_results(out: Path) -> list[tuple[Job, dict[str, Any]]]:

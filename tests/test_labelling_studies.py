@@ -16,6 +16,8 @@ import torch
 from boxcov.data import simulated
 from boxcov.detectors import centerpoint
 from boxcov.detectors.centerpoint.loss import encode, frame_losses
+from boxcov.evaluate.average_precision import mean_precision
+from boxcov.pipeline.train import measure_precision
 
 pytest.importorskip("scipy", reason="scipy is not installed")
 
@@ -123,3 +125,18 @@ def test_loss_of_labels_sums_to_the_training_loss(studies: Any) -> None:
         away = (-(1 - p).log() * p**2 * (1 - heat) ** 4).sum()
     losses = studies[2].label_losses(detector, inputs, one)
     assert losses[0] == pytest.approx(float(whole - away), rel=1e-3)
+
+
+def test_precision_of_parts_of_the_test_frames(studies: Any, tmp_path: Path) -> None:
+    """All, clear and other frames, as by the detector's frames one by one."""
+    study = studies[0]
+    place = study.Place(tmp_path, tmp_path, "cpu", replace(study.QUICK, test=(2, 1, 0, 0)))
+    for chunk in study.chunks_of("test", place.settings):
+        study.make_chunk((place, *chunk))
+    detector = centerpoint.load("small")
+    tables = study.precision(detector, place)
+    frames, scenarios = study.load_set(place, "test")
+    assert scenarios == ["clear", "clear", "rain"]
+    for name, kept in (("mixture", frames), ("clear", frames[:2]), ("others", frames[2:])):
+        expected = mean_precision(measure_precision(detector, kept))
+        assert mean_precision(tables[name]) == pytest.approx(expected, abs=0.005)
