@@ -28,6 +28,14 @@ WORD = "centerpoint:small"
 FRAMES = "--count 10 --sweeps 2"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_epochs():
+    """The fits themselves are tested in tests/error_model."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "EPOCHS", 2)
+        yield
+
+
 @pytest.fixture(scope="module")
 def posterior(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("fitted") / "p.safetensors"
@@ -81,8 +89,7 @@ def test_written_model_is_fitted_on_all_frames(made) -> None:
     assert kept.provenance["data"] == "simulated:clear val seed 0"
 
 
-def test_both_fits_show_their_progress(posterior: Path, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(training, "EPOCHS", 2)
+def test_both_fits_show_their_progress(posterior: Path, tmp_path) -> None:
     shown: list[tuple[str, str, int, int]] = []
 
     class Watched(Steps):
@@ -92,13 +99,14 @@ def test_both_fits_show_their_progress(posterior: Path, tmp_path, monkeypatch) -
     options = CalibrateCommand(
         out=tmp_path / "c.safetensors",
         detector=WORD,
-        source=DataOptions("simulated:clear", "val", 10, 0, 2),
+        source=DataOptions("simulated:clear", "val", 6, 0, 2),
         estimator=EstimatorOptions("exact", posterior),
+        fit_share=5 / 6,
     )
     run(options, Watched())
     fits = ("fitting the error model of the report", "fitting the error model")
-    assert shown[:10] == [("predicting", "frames", i + 1, 10) for i in range(10)]
-    assert shown[10:] == [(what, "epochs", i + 1, 4) for what in fits for i in range(4)]
+    assert shown[:6] == [("predicting", "frames", i + 1, 6) for i in range(6)]
+    assert shown[6:] == [(what, "epochs", i + 1, 4) for what in fits for i in range(4)]
 
 
 def test_predict_applies_the_error_model(made, posterior: Path, tmp_path) -> None:
@@ -202,7 +210,6 @@ def test_wrong_options_are_refused(posterior: Path, tmp_path, words, message) ->
 def test_stress_frames_widen_the_regions(
     posterior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "EPOCHS", 2)
     monkeypatch.setattr(unusual_frames, "GATE", 0.95)  # ten frames are too few for 0.05
     out = tmp_path / "w.safetensors"
     done = boxcov(f"calibrate --posterior {posterior} --out {out} {FRAMES} --stress resized")

@@ -16,7 +16,7 @@ from boxcov.detectors.centerpoint.selection import select, select_static
 from boxcov.static_selection import StaticLimits
 from helpers.centerpoint_cases import pillar_config
 
-FRAMES, BATCH = 1000, 8
+FRAMES, BATCH = 256, 8  # of each of four kinds: a thousand
 CELLS = 6
 LIMITS = StaticLimits(boxes=BATCH * 100, candidates=60, pairs=20_000)
 
