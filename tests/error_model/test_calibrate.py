@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -158,6 +159,20 @@ def test_a_damaged_file_is_refused(
     damages()[damage](tensors)
     save_file(tensors, path, about)
     with pytest.raises(BoxcovError, match="damaged"):
+        Posterior.load(path, small)
+
+
+@pytest.mark.parametrize("name", ["fingerprint", "estimator"])
+def test_names_of_another_type_are_refused(
+    small: TinyCenter, calibrated: Predictor, tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / "posterior.safetensors"
+    calibrated.posterior.save(path)
+    with safe_open(path, framework="pt") as file:
+        about = json.loads(file.metadata()["boxcov.posterior"])
+    about["error_model"] = json.dumps({**json.loads(about["error_model"]), name: 7})
+    save_file(load_file(path), path, {"boxcov.posterior": json.dumps(about)})
+    with pytest.raises(BoxcovError, match=rf"posterior\.safetensors: {name} is 7, expected a text"):
         Posterior.load(path, small)
 
 

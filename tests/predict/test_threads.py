@@ -87,6 +87,20 @@ def test_two_models_of_one_detector(tiny, posterior, train_frames) -> None:
             )  # the first frames of each are compared in another order
 
 
+def test_first_frames_of_models_in_several_threads(tiny, posterior, image) -> None:
+    """The levels of torch's forward mode belong to the process, not to a thread."""
+    start = Barrier(4)
+
+    def first(_: int) -> list[torch.Tensor]:
+        start.wait()
+        return [MCGLM(tiny, posterior, 3)(image).covariance for _ in range(4)]
+
+    expected = MCGLM(tiny, posterior, 3)(image).covariance
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(first, range(4)):
+            assert all(torch.equal(one, expected) for one in found)
+
+
 # the flags of the whole process
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from threading import Lock, RLock
+from threading import RLock
 
 import torch
 
@@ -15,12 +15,14 @@ _SEED_LOCK = RLock()
 class ProcessLock:
     """A lock between the threads of one process: a forked child does not wait for its parent's.
 
+    A thread that has it may take it again.
+
     >>> with ProcessLock():
     ...     pass
     """
 
     def __init__(self) -> None:
-        self._lock, self._process = Lock(), os.getpid()
+        self._lock, self._process = RLock(), os.getpid()
 
     def __enter__(self) -> None:
         if self._process != os.getpid():  # the thread that held it did not survive the fork

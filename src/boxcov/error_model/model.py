@@ -189,6 +189,7 @@ class ErrorModel:
         """Return the model that ``to_json`` and ``tensors`` describe; ValueError if damaged."""
         about = parse_metadata(text)
         values = {name: about[name] for name in (*_NAMES, "provenance")}
+        values |= {name: conform(about[name], str, name) for name in ("estimator", "fingerprint")}
         saved = about.get("configuration", {})
         values["configuration"] = conform(saved, dict[str, str], "configuration")
         lists = ("fields", "classes", "inputs", "thresholds")

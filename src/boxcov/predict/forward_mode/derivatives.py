@@ -16,8 +16,8 @@ from boxcov.predict.forward_mode.directions import Directions, normalise
 from boxcov.predict.forward_mode.tangents import (
     NoRule,
     Tangents,
+    forward_mode,
     push_forward,
-    unfused_attention,
 )
 from boxcov.predict.linearize import LinearizationPoint, Weights
 
@@ -69,7 +69,7 @@ def directional_derivatives(
         return u + 0 * next(iter(eta.values())).flatten()[0]
 
     try:
-        with unfused_attention():
+        with forward_mode():
             u = torch.vmap(one, chunk_size=chunk)(scaled)
     except NotImplementedError as error:
         raise ForwardModeError(

@@ -10,8 +10,8 @@ the calls that the network makes, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from boxcov._torch.layers import LayerCall, parse
 from boxcov._torch.precision import matrix_precision
+from boxcov._torch.threads import ProcessLock
 from boxcov.predict.forward_mode.directions import Directions, channels_last
 
 
@@ -41,6 +42,7 @@ _POINTWISE = (
     | _functions(Tensor, "sigmoid tanh exp")
 )
 _SUMS = _functions(torch, "add") | _functions(Tensor, "add add_ __add__ __radd__ __iadd__")
+_LOCK = ProcessLock()
 _IN_PLACE = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "pow", "and", "or")}
 _NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 
@@ -269,10 +271,14 @@ class Tangents(TorchFunctionMode):
         return out
 
 
-def unfused_attention() -> AbstractContextManager[None]:
-    """Attention by plain products: torch has no forward-mode derivative of a fused one."""
-    chosen: AbstractContextManager[None] = sdpa_kernel(SDPBackend.MATH)
-    return chosen
+@contextmanager
+def forward_mode() -> Iterator[None]:
+    """One thread at a time: the levels of torch's forward mode belong to the process.
+
+    Attention by plain products: torch has no forward-mode derivative of a fused one.
+    """
+    with _LOCK, sdpa_kernel(SDPBackend.MATH):
+        yield
 
 
 def push_forward(
@@ -287,7 +293,7 @@ def push_forward(
         return [t + zero.to(t.dtype) for t in found]
 
     try:
-        with unfused_attention():
+        with forward_mode():
             return list(torch.vmap(one)(*tangents))
     except (RuntimeError, ValueError, TypeError) as error:  # no forward mode, or no batching
         raise NoRule(str(error)) from error
