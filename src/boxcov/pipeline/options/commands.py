@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from boxcov.errors import BoxcovError
+from boxcov.pipeline.options import shared
 from boxcov.pipeline.options.common import (
     DataOptions,
     DetectorOptions,
@@ -18,20 +19,6 @@ from boxcov.pipeline.options.common import (
     MessageOptions,
     PredictedData,
     check_image_size,
-    count_option,
-    data_option,
-    device_option,
-    force_option,
-    format_option,
-    out_option,
-    reader_option,
-    resume_option,
-    seed_option,
-    show_option,
-    size_option,
-    split_option,
-    sweeps_option,
-    workers_option,
 )
 from boxcov.pipeline.options.option import (
     DATA,
@@ -49,8 +36,8 @@ from boxcov.pipeline.options.option import (
 class FitCommand(DetectorOptions):
     """Options of ``boxcov fit``."""
 
-    out: Path = out_option(REQUIRED, text="File for the posterior.")
-    force: bool = force_option()
+    out: Path = shared.out(REQUIRED, text="File for the posterior.")
+    force: bool = shared.force()
     source: DataOptions = DataOptions()
     depth: str = option(
         "head",
@@ -112,9 +99,9 @@ class FitCommand(DetectorOptions):
         metavar="SECONDS",
         within="[0, inf)",
     )
-    device: str = device_option()
-    workers: int = workers_option()
-    resume: bool = resume_option()
+    device: str = shared.device()
+    workers: int = shared.workers()
+    resume: bool = shared.resume()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -130,8 +117,8 @@ class FitCommand(DetectorOptions):
 class PredictCommand(DetectorOptions):
     """Options of ``boxcov predict``."""
 
-    out: Path = out_option(REQUIRED, text="File for the boxes; a folder with --format kitti.")
-    force: bool = force_option()
+    out: Path = shared.out(REQUIRED, text="File for the boxes; a folder with --format kitti.")
+    force: bool = shared.force()
     source: DataOptions = DataOptions()
     files: FileOptions = FileOptions()
     estimator: EstimatorOptions
@@ -141,12 +128,12 @@ class PredictCommand(DetectorOptions):
     with_logit: bool = option(
         False, OUTPUT, "Also write the variance of the score logit and its covariance with the box."
     )
-    format: Format = format_option("native")
-    show: Path | None = show_option()
+    format: Format = shared.format("native")
+    show: Path | None = shared.show()
     message: MessageOptions = MessageOptions()
-    device: str = device_option()
-    workers: int = workers_option()
-    resume: bool = resume_option()
+    device: str = shared.device()
+    workers: int = shared.workers()
+    resume: bool = shared.resume()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -168,9 +155,9 @@ class ConvertCommand(Options):
     detections: Path = option(
         REQUIRED, INPUT, "Written by boxcov predict in the native format.", positional=True
     )
-    out: Path = out_option(REQUIRED, text="File to write; a folder with --format kitti.")
-    force: bool = force_option()
-    format: Format = format_option(REQUIRED)
+    out: Path = shared.out(REQUIRED, text="File to write; a folder with --format kitti.")
+    force: bool = shared.force()
+    format: Format = shared.format(REQUIRED)
     source: PredictedData = PredictedData()
     message: MessageOptions = MessageOptions()
 
@@ -186,23 +173,23 @@ class EvaluateCommand(Options):
     uncertainty: Literal["trace", "expected-iou", "relative", "logdet", "score-variance"] = option(
         "trace", METHOD, "The scalar uncertainty u computed from each covariance."
     )
-    out: Path | None = out_option(None, text="Write a report: one HTML page.")
-    force: bool = force_option()
+    out: Path | None = shared.out(None, text="Write a report: one HTML page.")
+    force: bool = shared.force()
     scenes: int = option(6, OUTPUT, "Frames to show in the report.", within="[0, inf)")
     replicates: int = option(
         200, METHOD, "Bootstrap replicates for the intervals.", within="[2, inf)"
     )
-    seed: int = seed_option()
-    workers: int = workers_option()
-    resume: bool = resume_option()
+    seed: int = shared.seed()
+    workers: int = shared.workers()
+    resume: bool = shared.resume()
 
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrateCommand(DetectorOptions):
     """Options of ``boxcov calibrate``."""
 
-    out: Path = out_option(REQUIRED, text="File for the calibrated posterior; may be the input.")
-    force: bool = force_option()
+    out: Path = shared.out(REQUIRED, text="File for the calibrated posterior; may be the input.")
+    force: bool = shared.force()
     source: DataOptions = DataOptions()
     estimator: EstimatorOptions
     threshold: float | None = option(
@@ -222,7 +209,7 @@ class CalibrateCommand(DetectorOptions):
         "resized (copies of the frames with resized objects, LiDAR) or KIND:WHERE.",
         metavar="resized|KIND:WHERE",
     )
-    device: str = device_option()
+    device: str = shared.device()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -239,26 +226,26 @@ class CalibrateCommand(DetectorOptions):
 class CheckCommand(DetectorOptions):
     """Options of ``boxcov check``."""
 
-    out: Path | None = out_option(
+    out: Path | None = shared.out(
         None, text="Write a picture (PNG) of a CenterPoint's boxes in the first frame, from above."
     )
-    force: bool = force_option()
-    data: str = data_option()
-    split: str | None = split_option()
-    sweeps: int = sweeps_option()
-    seed: int = seed_option()
-    device: str = device_option()
+    force: bool = shared.force()
+    data: str = shared.data()
+    split: str | None = shared.split()
+    sweeps: int = shared.sweeps()
+    seed: int = shared.seed()
+    device: str = shared.device()
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainCommand(Options):
     """Options of ``boxcov train``."""
 
-    out: Path = out_option(REQUIRED, text="File for the weights; a report is written next to it.")
-    force: bool = force_option()
+    out: Path = shared.out(REQUIRED, text="File for the weights; a report is written next to it.")
+    force: bool = shared.force()
     config: str = option("small", METHOD, "small, pillar, voxel or kitti.")
-    data: str = data_option()
-    split: str | None = split_option()
+    data: str = shared.data()
+    split: str | None = shared.split()
     test: tuple[str, ...] = option(
         (), INPUT, "Test data; may be repeated.", metavar="KIND:WHERE", shown="as --data"
     )
@@ -268,20 +255,20 @@ class TrainCommand(Options):
     steps: int = option(4000, METHOD, "Training steps.", within="[1, inf)")
     batch: int = option(4, METHOD, "Frames per step.", within="[1, inf)")
     rate: float = option(2e-3, METHOD, "Highest learning rate.", within="(0, inf)")
-    sweeps: int = sweeps_option()
-    seed: int = seed_option()
-    device: str = device_option()
+    sweeps: int = shared.sweeps()
+    seed: int = shared.seed()
+    device: str = shared.device()
     start_from: str | None = option(
         None, INPUT, "Initial weights: a file, small, or pillar (in a checkout)."
     )
-    resume: bool = resume_option()
+    resume: bool = shared.resume()
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchCommand(DetectorOptions):
     """Options of ``boxcov bench``."""
 
-    data: str = data_option()
+    data: str = shared.data()
     boxes: tuple[int, ...] = option(
         (),
         METHOD,
@@ -297,16 +284,16 @@ class BenchCommand(DetectorOptions):
     )
     frames: int = option(3, INPUT, "Frames to time.", within="[1, inf)")
     repeats: int = option(7, METHOD, "Repetitions per frame.", within="[1, inf)")
-    seed: int = seed_option()
-    device: str = device_option()
+    seed: int = shared.seed()
+    device: str = shared.device()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportCommand(DetectorOptions):
     """Options of ``boxcov export``."""
 
-    out: Path = out_option(REQUIRED, text="The .onnx file.")
-    force: bool = force_option()
+    out: Path = shared.out(REQUIRED, text="The .onnx file.")
+    force: bool = shared.force()
     posterior: Path | None = option(
         None,
         INPUT,
@@ -336,9 +323,9 @@ class ExportCommand(DetectorOptions):
         "Frame to check the file on, as for boxcov stream.",
         shown="a simulated frame, or noise",
     )
-    reader: str | None = reader_option()
-    size: int | None = size_option()
-    seed: int = seed_option()
+    reader: str | None = shared.reader()
+    size: int | None = shared.size()
+    seed: int = shared.seed()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -360,7 +347,7 @@ class ReproduceCommand(DetectorOptions):
     )
     data: str = option("simulated:clear", INPUT, "Frames for the posterior.", metavar="KIND:WHERE")
     split: str | None = option("train", INPUT, "Split of --data.")
-    count: int | None = count_option(text="Number of frames of --data.")
+    count: int | None = shared.count(text="Number of frames of --data.")
     n_data: float | None = option(
         None,
         METHOD,
@@ -371,17 +358,17 @@ class ReproduceCommand(DetectorOptions):
         None, INPUT, "Frames to test on.", metavar="KIND:WHERE", shown="as --data"
     )
     test_split: str | None = option(None, INPUT, "Split of --test.")
-    test_count: int | None = count_option(text="Number of frames of --test.")
+    test_count: int | None = shared.count(text="Number of frames of --test.")
     shift: tuple[str, ...] = option(
         (), INPUT, "Data with a distribution shift; may be repeated.", metavar="KIND:WHERE"
     )
-    shift_count: int | None = count_option(text="Number of frames of each --shift.")
+    shift_count: int | None = shared.count(text="Number of frames of each --shift.")
     threshold: float = option(
         0.1, METHOD, "Only predictions with a higher score are evaluated.", within="[0, 1)"
     )
-    sweeps: int = sweeps_option()
-    seed: int = seed_option()
-    device: str = device_option()
+    sweeps: int = shared.sweeps()
+    seed: int = shared.seed()
+    device: str = shared.device()
 
 
 @dataclass(frozen=True, kw_only=True)

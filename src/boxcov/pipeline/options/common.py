@@ -5,74 +5,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from boxcov.errors import BoxcovError
+from boxcov.pipeline.options import shared
 from boxcov.pipeline.options.option import INPUT, METHOD, OUTPUT, Options, option
 
 SHIPPED_POSTERIOR = Path("small")  # the calibrated posterior of centerpoint:small in the package
 SHIPPED_NOTE = "posterior: small, the calibrated one of centerpoint:small in the package"
-
-
-# Options that mean the same in every command
-
-out_option = partial(option, panel=OUTPUT)
-data_option = partial(
-    option,
-    "simulated:clear",
-    INPUT,
-    "Labelled frames: simulated:SCENARIO (clear, rain, fog, sparse, crowd, unseen), "
-    "nuscenes:ROOT, kitti:ROOT, coco:ROOT, or a function of your own that takes the split and "
-    "returns frames: python:MODULE:FUNCTION or python:FILE.py:FUNCTION.",
-    metavar="KIND:WHERE",
-)
-reader_option = partial(
-    option,
-    None,
-    INPUT,
-    "Reads your files: a function of your own that takes a path and returns the detector's inputs.",
-    metavar="python:FILE.py:FUNCTION",
-)
-split_option = partial(
-    option,
-    None,
-    INPUT,
-    "train, test or val for simulated frames; the name of a split otherwise, optionally with a "
-    "range of its frames: 'train[:28]'.",
-)
-count_option = partial(option, None, INPUT, within="[1, inf)")
-sweeps_option = partial(
-    option,
-    10,
-    INPUT,
-    "LiDAR sweeps per frame (at most 10 for simulated frames).",
-    within="[1, inf)",
-)
-size_option = partial(
-    option,
-    None,
-    INPUT,
-    "Images are scaled to fit a square of this side in pixels, a multiple of 32.",
-    within="[32, inf)",
-)
-workers_option = partial(
-    option,
-    0,
-    INPUT,
-    "Processes that load frames in the background; the results are the same.",
-    within="[0, inf)",
-)
-seed_option = partial(option, 0, METHOD, "Random seed.", within="[0, inf)")
-device_option = partial(option, "cpu", METHOD, "cpu, cuda, cuda:1 ...")
-resume_option = partial(option, False, OUTPUT, "Continue an interrupted run.")
-force_option = partial(option, False, OUTPUT, "Replace --out if it exists.")
-format_option = partial(
-    option,
-    panel=OUTPUT,
-    text="File format; native is what boxcov evaluate and boxcov convert read.",
-)
 Format = Literal[
     "native", "nuscenes", "kitti", "coco", "ros", "autoware", "csv", "parquet", "rerun"
 ]
@@ -126,13 +67,13 @@ class DataOptions(Options):
     10
     """
 
-    data: str = data_option()
-    split: str | None = split_option()
-    count: int | None = count_option(
+    data: str = shared.data()
+    split: str | None = shared.split()
+    count: int | None = shared.count(
         text="Number of frames.", shown="100 simulated frames, or the whole split"
     )
-    seed: int = seed_option()
-    sweeps: int = sweeps_option()
+    seed: int = shared.seed()
+    sweeps: int = shared.sweeps()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,22 +94,12 @@ class FileOptions(Options):
         "--source: the float32 numbers of a point in a .bin file: nuscenes (x y z intensity beam), "
         "kitti (x y z intensity) or plain (x y z intensity age).",
     )
-    reader: str | None = reader_option()
-    size: int | None = size_option()
+    reader: str | None = shared.reader()
+    size: int | None = shared.size()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_image_size(self.size)
-
-
-show_option = partial(
-    option,
-    None,
-    OUTPUT,
-    "Draw the boxes, coloured by risk, with their 90 % regions: a folder for pictures, or a video "
-    "that ends in .gif or .mp4.",
-    metavar="FOLDER|FILE",
-)
 
 
 @dataclass(frozen=True)
@@ -185,7 +116,7 @@ class PredictedData(Options):
     split: str | None = option(
         None, INPUT, "Split of --data.", shown="as stated in the file, or that of boxcov predict"
     )
-    count: int | None = count_option(
+    count: int | None = shared.count(
         text="Number of frames of --data.", shown="as stated in the file"
     )
 

@@ -9,15 +9,12 @@ from pathlib import Path
 from typing import Literal
 
 from boxcov.errors import BoxcovError
+from boxcov.pipeline.options import shared
 from boxcov.pipeline.options.common import (
     DataOptions,
     DetectorOptions,
     EstimatorOptions,
     FileOptions,
-    device_option,
-    force_option,
-    out_option,
-    workers_option,
 )
 from boxcov.pipeline.options.option import INPUT, METHOD, OUTPUT, REQUIRED, option
 
@@ -26,8 +23,8 @@ from boxcov.pipeline.options.option import INPUT, METHOD, OUTPUT, REQUIRED, opti
 class RankCommand(DetectorOptions):
     """Options of ``boxcov rank``."""
 
-    out: Path = out_option(REQUIRED, text="CSV file with one line per frame, the first one first.")
-    force: bool = force_option()
+    out: Path = shared.out(REQUIRED, text="CSV file with one line per frame, the first one first.")
+    force: bool = shared.force()
     by: Literal["risk", "epistemic", "disagreement"] = option(
         "risk",
         METHOD,
@@ -53,8 +50,8 @@ class RankCommand(DetectorOptions):
     source: DataOptions = DataOptions()
     files: FileOptions = FileOptions()
     estimator: EstimatorOptions
-    device: str = device_option()
-    workers: int = workers_option()
+    device: str = shared.device()
+    workers: int = shared.workers()
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -9,15 +9,11 @@ from pathlib import Path
 from typing import Literal
 
 from boxcov.errors import BoxcovError
+from boxcov.pipeline.options import shared
 from boxcov.pipeline.options.common import (
     DetectorOptions,
     EstimatorOptions,
     FileOptions,
-    count_option,
-    device_option,
-    out_option,
-    seed_option,
-    show_option,
 )
 from boxcov.pipeline.options.option import INPUT, METHOD, OUTPUT, REQUIRED, Options, option
 
@@ -29,7 +25,7 @@ class StreamCommand(DetectorOptions):
     files: FileOptions
     estimator: EstimatorOptions
     watch: bool = option(False, INPUT, "Wait for new files in the folder, until Ctrl-C.")
-    count: int | None = count_option(text="Stop after this many frames.")
+    count: int | None = shared.count(text="Stop after this many frames.")
     warmup: int = option(
         5, OUTPUT, "First frames to leave out of the latencies.", within="[0, inf)"
     )
@@ -42,10 +38,10 @@ class StreamCommand(DetectorOptions):
     with_covariance: bool = option(
         False, OUTPUT, "Also write the covariance matrices, not only standard deviations."
     )
-    show: Path | None = show_option()
+    show: Path | None = shared.show()
     force: bool = option(False, OUTPUT, "Replace --show if it exists.")
-    seed: int = seed_option()
-    device: str = device_option()
+    seed: int = shared.seed()
+    device: str = shared.device()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,7 +78,7 @@ class MonitorCommand(Options):
     format: Literal["json", "prometheus"] = option(
         "json", OUTPUT, "One JSON line per frame, or the totals as Prometheus text."
     )
-    out: Path | None = out_option(
+    out: Path | None = shared.out(
         None, text="prometheus: file to replace after each frame.", shown="stdout, at the end"
     )
     save: Path | None = option(None, OUTPUT, "Write the usual frames as a small .json file.")
