@@ -236,14 +236,15 @@ def test_a_killed_process_holds_nothing(tmp_path, holder) -> None:
 def test_workers_of_a_killed_process_hold_nothing(tmp_path) -> None:
     code = HOLDER.replace(
         '    print("held", flush=True)',
-        "    import os, time\n    if not os.fork():\n        time.sleep(60)\n"
+        "    import os, time\n    if not os.fork():\n"
+        '        print("forked", flush=True)\n        time.sleep(60)\n'
         '    print("held", flush=True)',
     )
     words = [sys.executable, "-c", code, str(tmp_path / "out")]
     with subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as held:
-        assert held.stdout.readline() == "held\n"
+        assert {held.stdout.readline() for _ in range(2)} == {"held\n", "forked\n"}
         held.kill()
         held.wait()
         with hold(tmp_path / "out"):  # the fork of the killed process still sleeps
