@@ -21,20 +21,6 @@ from boxcov.static_selection import StaticLimits, StaticSelection
 Part = nn.Module | str | Sequence[nn.Module | str]
 """A part of the model: a module, a module's name, or a sequence of these."""
 
-_ARGUMENTS = {
-    "forward": ("inputs",),
-    "select": ("raw",),
-    "decode": ("raw", "selection"),
-    "loss": ("raw", "targets"),
-    "instances": ("raw", "selection"),
-    "stages": ("raw", "selection"),
-    "logits": ("raw", "selection"),
-    "signals": ("raw", "selection"),
-    "candidates": ("raw",),
-    "sample_targets": ("raw", "generator"),
-    "select_static": ("raw", "limits"),
-}
-
 
 def wrap(
     model: nn.Module,
@@ -237,7 +223,9 @@ def _accepts(function: Callable[..., Any], argument: str) -> bool:
 
 def _function(name: str, function: Any, model: nn.Module) -> Callable[..., Any]:
     """Check a function and return it in the form in which it will be called."""
-    expected = f"{name}({', '.join(('model', *_ARGUMENTS[name]))})"
+    signature = inspect.signature(getattr(Detector, name))  # of the contract
+    arguments = [word for word in signature.parameters if word not in ("self", "with_logit")]
+    expected = f"{name}({', '.join(['model', *arguments])})"
     if not callable(function):
         raise BoxcovError(f"{name} must be a function {expected}, got a {type(function).__name__}")
     if isinstance(function, MethodType) and function.__self__ is model:
@@ -250,7 +238,7 @@ def _function(name: str, function: Any, model: nn.Module) -> Callable[..., Any]:
             f"write a function {expected} that reaches the module through the model"
         )
     try:
-        inspect.signature(function).bind(model, *_ARGUMENTS[name])
+        inspect.signature(function).bind(model, *arguments)
     except TypeError as error:
         raise BoxcovError(f"{name} must be a function {expected}: {error}") from None
     except ValueError:
