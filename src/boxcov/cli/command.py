@@ -90,7 +90,7 @@ def _parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
     parser = _parser(hint)
     if parser is not None:
         hint = str
-    if shown.positional:
+    if shown.is_argument:
         info = typer.Argument(help=shown.text, metavar=metavar)
     else:
         name = field.name.replace("_", "-")

@@ -27,6 +27,7 @@ from boxcov.pipeline.options.option import (
     OUTPUT,
     REQUIRED,
     Options,
+    argument,
     check_name,
     option,
 )
@@ -152,9 +153,7 @@ class PredictCommand(DetectorOptions):
 class ConvertCommand(Options):
     """Options of ``boxcov convert``."""
 
-    detections: Path = option(
-        REQUIRED, INPUT, "Written by boxcov predict in the native format.", positional=True
-    )
+    detections: Path = argument("Written by boxcov predict in the native format.")
     out: Path = shared.out(REQUIRED, text="File to write; a folder with --format kitti.")
     force: bool = shared.force()
     format: Format = shared.format(REQUIRED)
@@ -166,9 +165,7 @@ class ConvertCommand(Options):
 class EvaluateCommand(Options):
     """Options of ``boxcov evaluate``."""
 
-    predictions: tuple[Path, ...] = option(
-        REQUIRED, INPUT, "Written by boxcov predict, one file per method.", positional=True
-    )
+    predictions: tuple[Path, ...] = argument("Written by boxcov predict, one file per method.")
     source: PredictedData = PredictedData()
     uncertainty: Literal["trace", "expected-iou", "relative", "logdet", "score-variance"] = option(
         "trace", METHOD, "The scalar uncertainty u computed from each covariance."

@@ -78,8 +78,8 @@ class Help:
     panel: str
     metavar: str | None
     within: Interval | None
-    positional: bool
     default: str | None  # shown instead of the field's own default
+    is_argument: bool = False  # given by its place, not by its name
 
     def check(self, name: str, value: Any) -> None:
         """Raise if the option ``name`` does not accept this value."""
@@ -97,15 +97,16 @@ def option(
     *,
     metavar: str | None = None,
     within: str | None = None,
-    positional: bool = False,
     shown: str | None = None,
 ) -> Any:
     """Return a dataclass field with a default and a help text; ``within`` as in ``Interval``."""
     interval = None if within is None else Interval(within)
-    return field(
-        default=default,
-        metadata={"help": Help(text, panel, metavar, interval, positional, shown)},
-    )
+    return field(default=default, metadata={"help": Help(text, panel, metavar, interval, shown)})
+
+
+def argument(text: str, metavar: str | None = None) -> Any:
+    """Return a required dataclass field that is given by its place on the command line."""
+    return field(metadata={"help": Help(text, INPUT, metavar, None, None, is_argument=True)})
 
 
 @dataclass(frozen=True)

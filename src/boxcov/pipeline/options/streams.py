@@ -15,7 +15,15 @@ from boxcov.pipeline.options.common import (
     EstimatorOptions,
     FileOptions,
 )
-from boxcov.pipeline.options.option import INPUT, METHOD, OUTPUT, REQUIRED, Options, option
+from boxcov.pipeline.options.option import (
+    INPUT,
+    METHOD,
+    OUTPUT,
+    REQUIRED,
+    Options,
+    argument,
+    option,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,12 +63,9 @@ class StreamCommand(DetectorOptions):
 class MonitorCommand(Options):
     """Options of ``boxcov monitor``."""
 
-    frames: str = option(
-        REQUIRED,
-        INPUT,
+    frames: str = argument(
         "Lines of boxcov stream (.jsonl; - reads them from stdin), or a file of boxcov predict.",
         metavar="FRAMES",
-        positional=True,
     )
     usual: Path = option(
         REQUIRED, INPUT, "Usual frames in the same formats, or a .json file of --save."
