@@ -307,6 +307,22 @@ def stone_soup() -> SimpleNamespace:
         found = import_package(f"stonesoup.{module}")
         return {name: getattr(found, name) for name in names}
 
+    return SimpleNamespace(
+        **_box_models(),
+        **classes("predictor.kalman", "KalmanPredictor"),
+        **classes("updater.kalman", "KalmanUpdater"),
+        **classes("dataassociator.neighbour", "GNNWith2DAssignment"),
+        **classes("types.detection", "Detection", "MissedDetection"),
+        **classes("types.hypothesis", "SingleHypothesis", "SingleDistanceHypothesis"),
+        **classes("types.multihypothesis", "MultipleHypothesis"),
+        **classes("types.prediction", "Prediction"),
+        **classes("types.state", "GaussianState"),
+        **classes("types.track", "Track"),
+    )
+
+
+def _box_models() -> dict[str, Any]:
+    """Return the models of measurement and motion, as classes of Stone Soup."""
     Property = import_package("stonesoup.base").Property
     linear = import_package("stonesoup.models.measurement.linear").LinearGaussian
     transition = import_package("stonesoup.models.transition.linear").LinearGaussianTransitionModel
@@ -338,16 +354,4 @@ def stone_soup() -> SimpleNamespace:
             Q[:2, :2] = Q[2:4, 2:4] = velocity
             return Q
 
-    return SimpleNamespace(
-        BoxMeasurement=BoxMeasurement,
-        BoxMotion=BoxMotion,
-        **classes("predictor.kalman", "KalmanPredictor"),
-        **classes("updater.kalman", "KalmanUpdater"),
-        **classes("dataassociator.neighbour", "GNNWith2DAssignment"),
-        **classes("types.detection", "Detection", "MissedDetection"),
-        **classes("types.hypothesis", "SingleHypothesis", "SingleDistanceHypothesis"),
-        **classes("types.multihypothesis", "MultipleHypothesis"),
-        **classes("types.prediction", "Prediction"),
-        **classes("types.state", "GaussianState"),
-        **classes("types.track", "Track"),
-    )
+    return {"BoxMeasurement": BoxMeasurement, "BoxMotion": BoxMotion}
