@@ -11,6 +11,7 @@ from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.detectors.yolox import YOLOX, Config
 from boxcov.pipeline.detectors import match_source
+from boxcov.pipeline.frame_files import IMAGE_SUFFIXES, FrameReader
 from boxcov.pipeline.options import DataOptions
 from helpers.centerpoint_cases import pillar_config
 
@@ -21,6 +22,15 @@ def test_images_get_the_size_of_the_network(width: int, size: int) -> None:
     assert match_source(DataOptions("coco:ROOT"), detector).data == f"coco:ROOT@{size}"
     for given in ("coco:ROOT@320", "coco:ROOT@whole", "simulated:clear"):
         assert match_source(DataOptions(given), detector).data == given
+
+
+def test_the_image_size_of_an_own_yolox_is_asked_for() -> None:
+    own = YOLOX(Config(16, 1, classes=("cat", "dog")))
+    with pytest.raises(BoxcovError, match="give coco:ROOT@640"):
+        match_source(DataOptions("coco:ROOT"), own)
+    with pytest.raises(BoxcovError, match="give --size, in pixels"):
+        FrameReader(own)
+    assert FrameReader(own, size=64).suffixes == IMAGE_SUFFIXES
 
 
 def test_an_unknown_image_size_is_asked_for() -> None:

@@ -11,6 +11,7 @@ from typing import Any, TypeGuard, TypeVar
 import torch
 
 from boxcov._torch.clock import seconds
+from boxcov.data.coco import CLASSES as COCO_CLASSES
 from boxcov.detector import Detector
 from boxcov.detectors import centerpoint, torchvision, transformers, ultralytics, yolox
 from boxcov.detectors.centerpoint import CenterPoint, Config
@@ -58,6 +59,16 @@ def _build_detector(where: str) -> Detector:
     return found
 
 
+def trained_size(detector: Detector) -> int | None:
+    """Return the side of the square images that a detector was trained on, None if not known.
+
+    Files of Ultralytics hold it. Those of YOLOX do not, but the released networks are known.
+    """
+    if isinstance(detector, YOLOX):
+        return detector.config.size if detector.classes == COCO_CLASSES else None
+    return detector.trained_size if isinstance(detector, ultralytics.Yolo) else None
+
+
 def match_source(source: DataOptions, detector: Detector) -> DataOptions:
     """Return ``source`` as the detector was trained: the size of images that none was given for.
 
@@ -65,8 +76,8 @@ def match_source(source: DataOptions, detector: Detector) -> DataOptions:
     """
     kind, _, where = source.data.partition(":")
     if kind == "coco" and where and not split_image_size(where)[1]:
-        if isinstance(detector, YOLOX):
-            return replace(source, data=f"{source.data}@{detector.config.size}")
+        if size := trained_size(detector):
+            return replace(source, data=f"{source.data}@{size}")
         if isinstance(detector, (transformers.QueryDetector, torchvision.TorchvisionDetector)):
             return replace(source, data=f"{source.data}@whole")
         raise BoxcovError(

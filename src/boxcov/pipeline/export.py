@@ -64,9 +64,10 @@ def _method(options: ExportCommand, error_model: ErrorModel | None) -> int | Lit
 def _example_input(detector: Any, options: ExportCommand) -> tuple[str, Any, torch.Tensor | None]:
     """Return the name of the graph's input and an example of it, and of the signals' inputs."""
     if isinstance(detector, YOLOX):
-        size = options.size or detector.config.size
+        reader = FrameReader(detector, size=options.size)
         if options.example is not None:
-            return "image", FrameReader(detector, size=size)(options.example).inputs, None
+            return "image", reader(options.example).inputs, None
+        size = options.size or detector.config.size
         generator = torch.Generator().manual_seed(0)
         return "image", 255 * torch.rand(1, 3, size, size, generator=generator), None
     path = options.example

@@ -31,14 +31,13 @@ from boxcov.detectors.yolox import YOLOX
 from boxcov.errors import BoxcovError
 from boxcov.input_file import MAX_BYTES, check_regular, reading
 from boxcov.outlines import background_of
-from boxcov.pipeline.detectors import is_foreign, warn_if_implausible
+from boxcov.pipeline.detectors import is_foreign, trained_size, warn_if_implausible
 from boxcov.pipeline.kitti_axes import TO_KITTI, points_to_nuscenes
 from boxcov.pipeline.options import FileOptions
 from boxcov.pipeline.user_code import load_function
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 FAILURES = (BoxcovError, OSError, RuntimeError, ValueError)  # of a frame that cannot be read
-ULTRALYTICS_SIZE = 640  # pixels, the size of its models
 
 
 class Frame(NamedTuple):
@@ -86,6 +85,12 @@ class FrameReader:
                 f"boxcov does not know the input files of a {type(self.detector).__name__}: give "
                 "--reader python:FILE.py:FUNCTION, which takes a path and returns the inputs"
             )
+        needs_size = self.function is None and isinstance(self.detector, (YOLOX, Yolo))
+        if needs_size and not (self.size or trained_size(self.detector)):
+            raise BoxcovError(
+                "boxcov does not know the size of the images that this network was trained on: "
+                "give --size, in pixels"
+            )
 
     @property
     def suffixes(self) -> tuple[str, ...]:
@@ -116,11 +121,8 @@ class FrameReader:
 
     def image(self, image: Tensor) -> Frame:
         """Return the frame of an image (3, h, w) of bytes: blue, green, red."""
-        detector, size, background = self.detector, self.size, to_pixels(image)
-        if isinstance(detector, YOLOX):
-            size = size or detector.config.size
-        elif isinstance(detector, Yolo):
-            size = size or ULTRALYTICS_SIZE
+        detector, background = self.detector, to_pixels(image)
+        size = self.size or trained_size(detector)
         scale, inputs = 1.0, image.float()
         if size is not None:
             inputs, scale = letterbox(image, size)

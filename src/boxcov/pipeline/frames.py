@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from boxcov.data import batched, coco, kitti, loaded, nuscenes, simulated
 from boxcov.data.sequence import FrameSequence
-from boxcov.errors import BoxcovError, did_you_mean
+from boxcov.errors import BoxcovError, did_you_mean, join_names
 from boxcov.input_file import conform
 from boxcov.pipeline.kitti_axes import KittiAsNuScenes
 from boxcov.pipeline.options import DataOptions, PredictedData
@@ -172,7 +172,9 @@ def _check_frames(
         raise BoxcovError(f"{where}: there are no frames: give another range, or a higher count")
     if tuple(labels) != tuple(classes):
         raise BoxcovError(
-            f"{where}: the labels are {', '.join(labels)}; the detector has {', '.join(classes)}"
+            f"{where}: the labels are {join_names(labels, 10)}; the detector has "
+            f"{join_names(classes, 10)}. A detector with names of its own is given by a function "
+            "that loads it with classes=, python:FILE.py:FUNCTION"
         )
     return frames
 

@@ -10,7 +10,9 @@ import torch
 
 from boxcov import BoxcovError
 from boxcov.data.coco import CLASSES
-from boxcov.pipeline.detectors import load_detector
+from boxcov.pipeline.detectors import load_detector, match_source
+from boxcov.pipeline.frame_files import FrameReader
+from boxcov.pipeline.options import DataOptions
 
 try:
     from ultralytics import YOLO
@@ -36,6 +38,19 @@ def test_a_file_that_ultralytics_wrote(tmp_path: Path) -> None:
     image = torch.randint(0, 256, (1, 3, 64, 96)).float()
     with torch.no_grad():
         assert torch.equal(detector(image)["found"], theirs(image.flip(1) / 255)[0])
+
+
+def test_images_have_the_size_of_the_training(tmp_path: Path) -> None:
+    whole = YOLO("yolov8n.yaml", verbose=False)
+    whole.model.args = {"imgsz": 320}
+    whole.save(tmp_path / "y.pt")
+    detector = load_detector(f"ultralytics:{tmp_path}/y.pt")
+    assert match_source(DataOptions("coco:ROOT"), detector).data == "coco:ROOT@320"
+    image = torch.zeros(3, 100, 200, dtype=torch.uint8)
+    assert FrameReader(detector).image(image).inputs.shape[2:] == (320, 320)
+    detector.model.args = {}
+    with pytest.raises(BoxcovError, match="give coco:ROOT@640"):
+        match_source(DataOptions("coco:ROOT"), detector)
 
 
 class Evil:

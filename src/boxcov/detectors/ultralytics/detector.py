@@ -70,6 +70,12 @@ class Yolo(Detector):
     def head(self) -> Any:
         return self.model.model[-1]
 
+    @property
+    def trained_size(self) -> int | None:
+        """The side in pixels of the images of its training, None if the model does not hold it."""
+        size = _settings(self.model).get("imgsz")
+        return size if isinstance(size, int) and size > 0 else None
+
     def forward(self, inputs: Tensor) -> Raw:
         check_images(inputs, self.stride)
         found, maps = self.model(inputs.flip(1) / 255 if self.coco else inputs)
@@ -242,14 +248,18 @@ def side_signals(values: Tensor) -> Signals:
     }
 
 
+def _settings(model: Any) -> dict[str, Any]:
+    """Return the settings of the training that a model holds."""
+    own = getattr(model, "args", None)
+    return own if isinstance(own, dict) else vars(own) if own is not None else {}
+
+
 class _LossModel:
     """The attributes of a model that the loss reads; missing settings are the defaults."""
 
     def __init__(self, model: Any) -> None:
         from ultralytics.utils import DEFAULT_CFG
 
-        own = getattr(model, "args", None)
-        given = own if isinstance(own, dict) else vars(own) if own is not None else {}
-        self.args = SimpleNamespace(**{**vars(DEFAULT_CFG), **given})
+        self.args = SimpleNamespace(**{**vars(DEFAULT_CFG), **_settings(model)})
         self.model, self.parameters = model.model, model.parameters
         self.class_weights = getattr(model, "class_weights", None)
