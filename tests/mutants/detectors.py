@@ -119,9 +119,16 @@ DETECTORS = [
     Mutant(
         "images get the size of the network",
         "pipeline/detectors.py",
-        "@{detector.config.size}",
+        "@{size}",
         "@416",
         "pipeline/test_source.py::test_images_get_the_size_of_the_network",
+    ),
+    Mutant(
+        "the image size of an own YOLOX is asked for",
+        "pipeline/detectors.py",
+        "if detector.classes == COCO_CLASSES else None",
+        "if True else None",
+        "pipeline/test_source.py::test_the_image_size_of_an_own_yolox_is_asked_for",
     ),
     Mutant(
         "normalised images of an old YOLOX are seen",
