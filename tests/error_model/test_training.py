@@ -45,12 +45,12 @@ def folds_of(n: int, members: int = 3) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def fitted() -> training.Fitted:
+def fitted() -> training.Ensemble:
     x, targets, _ = synthetic(4000)
     return fit_network(x, targets, folds_of(4000), OUTPUTS, TrainingOptions(widths=(0,)))
 
 
-def test_scales_of_a_known_law_are_recovered(fitted: training.Fitted) -> None:
+def test_scales_of_a_known_law_are_recovered(fitted: training.Ensemble) -> None:
     x, _, law = synthetic(2000, seed=1)
     y = fitted.network(x).mean(0)
     gap = OUTPUTS.log_scale(y) - law["log_scale"]
@@ -60,7 +60,7 @@ def test_scales_of_a_known_law_are_recovered(fitted: training.Fitted) -> None:
     assert not any(p.requires_grad for p in fitted.network.parameters())
 
 
-def test_probabilities_are_calibrated_on_new_boxes(fitted: training.Fitted) -> None:
+def test_probabilities_are_calibrated_on_new_boxes(fitted: training.Ensemble) -> None:
     x, _, law = synthetic(4000, seed=2)
     y = fitted.network(x)
     found = {

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from boxcov.detectors.centerpoint import CenterPoint, Config
 from boxcov.detectors.centerpoint.config import Dense, Pillars, Reporting, Voxels
-from boxcov.detectors.centerpoint.loss import Encoded
+from boxcov.detectors.centerpoint.loss import MapTargets
 
 FEW = Reporting(threshold=0.05, max_boxes=2, centre_range=(-99, -99, -99, 99, 99, 99))
 
@@ -140,7 +140,7 @@ def slow_pillars(config: Config, layers: Iterable[Any], clouds: list[Tensor]) ->
     return canvas
 
 
-def task_targets(encoded: Encoded) -> list[SimpleNamespace]:
+def task_targets(encoded: MapTargets) -> list[SimpleNamespace]:
     """The targets of each task by itself, with labels among the classes of the task."""
     found, first = [], 0
     for task, size in enumerate(encoded.sizes):

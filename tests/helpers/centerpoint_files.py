@@ -9,7 +9,7 @@ import torch
 
 from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.detectors.centerpoint.frameworks import layer_names
-from boxcov.detectors.centerpoint.named_configs import named_config
+from boxcov.detectors.centerpoint.upstream_config import named_config
 
 
 def saved(content, folder, name="x.pth"):

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from boxcov import BoxcovError
 from boxcov.detectors import centerpoint
 from boxcov.detectors.centerpoint import CenterPoint, Config
-from boxcov.detectors.centerpoint.named_configs import named_config
+from boxcov.detectors.centerpoint.upstream_config import named_config
 from boxcov.evaluate.geometry import corners
 from helpers.centerpoint_cases import task_targets
 

@@ -1,4 +1,4 @@
-"""Signals that several families share: numbers per box that a network computes and nobody reports.
+"""Signals that several families share: numbers per box that a network computes but does not report.
 
 A window is the n cells around a box's cell, with that cell in the middle. All functions avoid
 copies to the device and shapes that depend on values.

@@ -20,6 +20,7 @@ from boxcov._torch.threads import seeded
 from boxcov.configuration import flatten
 from boxcov.data.shapes import CLASSES, METRES
 from boxcov.detector import Detector, Selection
+from boxcov.detectors.objects import check_one_per_frame
 from boxcov.detectors.signals import class_margin, finite, window, window_signals
 from boxcov.errors import BoxcovError
 from boxcov.head_stages import HeadStages, LogitBranch, Stage
@@ -32,7 +33,7 @@ Raw = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Encoded:
+class MapTargets:
     """The targets of a batch on the head's map."""
 
     heat: Tensor  # (B, classes, h, w)
@@ -198,9 +199,9 @@ class TinyCenter(Detector):
 
     # the training loss
 
-    def loss(self, raw: Raw, targets: Sequence[dict[str, Tensor]] | Encoded) -> Tensor:
+    def loss(self, raw: Raw, targets: Sequence[dict[str, Tensor]] | MapTargets) -> Tensor:
         """Return the focal loss plus 0.25 times the L1 loss at the objects' cells (B,)."""
-        if not isinstance(targets, Encoded):
+        if not isinstance(targets, MapTargets):
             targets = self.encode(targets, raw["heatmap"])
         positives = targets.mask.sum((1, 2)).clamp(min=1)
         p = raw["heatmap"].sigmoid().clamp(1e-4, 1 - 1e-4)
@@ -212,11 +213,10 @@ class TinyCenter(Detector):
         l1 = (values - targets.values).abs() * targets.mask.unsqueeze(1)
         return (focal.sum((1, 2, 3)) + 0.25 * l1.sum((1, 2, 3))) / positives
 
-    def encode(self, targets: Sequence[dict[str, Tensor]], like: Tensor) -> Encoded:
+    def encode(self, targets: Sequence[dict[str, Tensor]], like: Tensor) -> MapTargets:
         """Return the targets on the grid of ``like`` (B, classes, h, w)."""
         batch, _, height, width = like.shape
-        if len(targets) != batch:
-            raise BoxcovError(f"{batch} frames in the batch, but targets for {len(targets)}")
+        check_one_per_frame(targets, batch)
         heat, values = torch.zeros_like(like), like.new_zeros(batch, 6, height, width)
         mask = like.new_zeros(batch, height, width)
         rows = torch.arange(height, device=like.device)[:, None]
@@ -240,9 +240,9 @@ class TinyCenter(Detector):
                 values[b, :, row, column] = torch.cat(
                     [offset, box[2:4].log(), box[4:].sin(), box[4:].cos()]
                 )
-        return Encoded(heat, mask, values)
+        return MapTargets(heat, mask, values)
 
-    def sample_targets(self, raw: Raw, generator: torch.Generator) -> Encoded:
+    def sample_targets(self, raw: Raw, generator: torch.Generator) -> MapTargets:
         """Return targets drawn from the prediction: objects by score, values with noise.
 
         The gradient of the L1 loss depends only on the side of the prediction on which a value
@@ -252,7 +252,7 @@ class TinyCenter(Detector):
         heat = torch.bernoulli(p, generator=generator)
         values = torch.cat([raw["offset"], raw["size"], raw["rot"]], 1)
         noise = torch.empty_like(values).normal_(generator=generator)
-        return Encoded(heat, heat.amax(1), values + noise)
+        return MapTargets(heat, heat.amax(1), values + noise)
 
 
 def train(
@@ -288,7 +288,7 @@ def train(
     for _ in range(epochs):
         for rows in torch.randperm(len(images), generator=generator).split(batch):
             loss = detector.loss(
-                detector(images[rows]), Encoded(*(e[rows] for e in encoded))
+                detector(images[rows]), MapTargets(*(e[rows] for e in encoded))
             ).mean()
             optimiser.zero_grad()
             loss.backward()

@@ -21,7 +21,7 @@ from boxcov.error_model.network import Outputs, fit_student, missing_noise
 from boxcov.error_model.regions import class_range_index, fit_regions
 from boxcov.error_model.training import (
     FOLDS,
-    Fitted,
+    Ensemble,
     Progress,
     Targets,
     TrainingOptions,
@@ -265,7 +265,7 @@ def _targets(records: Records, thresholds: Sequence[float]) -> tuple[Targets, Te
     return Targets(paired, below.float(), flipped, errors / unit), unit
 
 
-def _held_out_outputs(fitted: Fitted, x: Tensor, folds: Tensor) -> Tensor:
+def _held_out_outputs(fitted: Ensemble, x: Tensor, folds: Tensor) -> Tensor:
     """Return the outputs (n, O) of each box by the member that was not fitted on its frame."""
     network = fitted.network
     y = torch.empty(len(x), network.linear.shape[2])

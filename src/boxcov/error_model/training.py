@@ -50,7 +50,7 @@ class TrainingOptions:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class Ensemble:
     """An ensemble and its held-out loss."""
 
     network: Network
@@ -61,12 +61,12 @@ class Fitted:
 
 def fit_network(
     x: Tensor, targets: Targets, folds: Tensor, outputs: Outputs, options: TrainingOptions
-) -> Fitted:
+) -> Ensemble:
     """Return the ensemble whose width and number of epochs have the lowest held-out loss.
 
     x: (n, P) standardised inputs; folds: (n,) the fold of each box's frame.
     """
-    best: Fitted | None = None
+    best: Ensemble | None = None
     for number, width in enumerate(options.widths):
         for fitted in _epochs(x, targets, folds, outputs, width):
             if best is None or fitted.loss < best.loss:
@@ -79,7 +79,7 @@ def fit_network(
 
 def _epochs(
     x: Tensor, targets: Targets, folds: Tensor, outputs: Outputs, width: int
-) -> Iterator[Fitted]:
+) -> Iterator[Ensemble]:
     """Yield the ensemble after each epoch."""
     members = int(folds.max()) + 1
     generator = torch.Generator().manual_seed(0)
@@ -101,7 +101,7 @@ def _epochs(
             schedule.step()
         held_out_loss = _held_out_loss(network, x, targets, held_out, outputs)
         copies = network.with_parameters([p.detach().clone() for p in network.parameters()])
-        yield Fitted(copies, held_out_loss, epoch, width)
+        yield Ensemble(copies, held_out_loss, epoch, width)
 
 
 def _optimizer(network: Network, steps: int) -> tuple[Any, Any]:

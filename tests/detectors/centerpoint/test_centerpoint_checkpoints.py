@@ -16,7 +16,7 @@ from boxcov.detectors import centerpoint
 from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.detectors.centerpoint.config import Pillars
 from boxcov.detectors.centerpoint.decode import CellIndex
-from boxcov.detectors.centerpoint.named_configs import named_config
+from boxcov.detectors.centerpoint.upstream_config import named_config
 from helpers.centerpoint_cases import cloud, detector_of, pillar_config, voxel_config
 from helpers.centerpoint_files import exported, same_boxes, saved
 from helpers.centerpoint_foreign import LAYOUTS, Foreign

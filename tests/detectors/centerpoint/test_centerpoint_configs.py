@@ -12,8 +12,7 @@ import boxcov
 from boxcov.detectors import centerpoint
 from boxcov.detectors.centerpoint import Config
 from boxcov.detectors.centerpoint.config_file import UNKNOWN, parse_settings, read_settings
-from boxcov.detectors.centerpoint.named_configs import named_config
-from boxcov.detectors.centerpoint.upstream_config import config_of
+from boxcov.detectors.centerpoint.upstream_config import config_of, named_config
 from helpers.centerpoint_files import CONFIG_TEXTS, foreign_state, saved
 
 EACH = [

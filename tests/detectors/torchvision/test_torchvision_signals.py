@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from boxcov.detectors.signals import pyramid_window
-from boxcov.detectors.torchvision.signals import Found, Regions, anchor_signals, region_signals
+from boxcov.detectors.torchvision.signals import BoxOutputs, Regions, anchor_signals, region_signals
 from helpers.signal_cases import assert_promises, slow_window
 
 
-def found_of(background: int | None) -> Found:
-    return Found(
+def found_of(background: int | None) -> BoxOutputs:
+    return BoxOutputs(
         raw={"reg x": torch.tensor([0.5])},
         logits=torch.tensor([[0.0, 2.0, 3.0]]),
         number=torch.tensor([1]),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from boxcov.detectors.boxes import corners
-from boxcov.detectors.yolox.loss import Assigned
+from boxcov.detectors.yolox.loss import CellTargets
 from boxcov.errors import BoxcovError
 from helpers.yolox_cases import images, objects, small
 
@@ -171,7 +171,7 @@ def test_drawn_targets_look_like_the_predictions() -> None:
     )
     assert float((noise.abs().mean(0) - 1).abs().max()) < 0.35  # Laplace of width 1
     assert detector.loss(raw, [draws[0]]).isfinite().all()
-    assert isinstance(draws[0], Assigned)
+    assert isinstance(draws[0], CellTargets)
     assert bool((corners(draws[0].boxes)[:, 2:] > corners(draws[0].boxes)[:, :2]).all())
 
 

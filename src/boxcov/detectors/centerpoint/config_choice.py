@@ -12,8 +12,12 @@ from warnings import warn
 
 from boxcov.detectors.centerpoint.config import Config, Framework
 from boxcov.detectors.centerpoint.config_file import SUFFIXES, parse_settings, read_settings
-from boxcov.detectors.centerpoint.named_configs import NAMES, named_config
-from boxcov.detectors.centerpoint.upstream_config import config_of, framework_of
+from boxcov.detectors.centerpoint.upstream_config import (
+    NAMES,
+    config_of,
+    framework_of,
+    named_config,
+)
 from boxcov.errors import BoxcovError, BoxcovWarning, join_names
 
 

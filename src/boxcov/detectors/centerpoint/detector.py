@@ -18,7 +18,7 @@ from boxcov.detectors.centerpoint.config import Config, Pillars
 from boxcov.detectors.centerpoint.decode import boxes_of, logits_at, values_at
 from boxcov.detectors.centerpoint.fused_network import FusedCenterPoint
 from boxcov.detectors.centerpoint.head import CenterHead
-from boxcov.detectors.centerpoint.loss import Encoded, encode, frame_losses
+from boxcov.detectors.centerpoint.loss import MapTargets, encode, frame_losses
 from boxcov.detectors.centerpoint.pillar_encoder import PillarEncoder
 from boxcov.detectors.centerpoint.point_signals import point_maps
 from boxcov.detectors.centerpoint.provenance import Fact
@@ -154,17 +154,17 @@ class CenterPoint(Detector):
 
     # the training loss
 
-    def loss(self, raw: Raw, targets: Sequence[dict[str, Tensor]] | Encoded) -> Tensor:
+    def loss(self, raw: Raw, targets: Sequence[dict[str, Tensor]] | MapTargets) -> Tensor:
         """Return the focal loss of the heat maps plus the weighted L1 loss of the boxes (B,)."""
-        if not isinstance(targets, Encoded):
+        if not isinstance(targets, MapTargets):
             targets = self.encode(targets, raw["tasks"][0]["heatmap"])
         return frame_losses(raw["tasks"], targets, self.config)
 
-    def encode(self, targets: Sequence[dict[str, Tensor]], like: Tensor) -> Encoded:
+    def encode(self, targets: Sequence[dict[str, Tensor]], like: Tensor) -> MapTargets:
         """Return targets on the head's map, with the dtype and device of ``like`` (B, ...)."""
         return encode(targets, self.config, like)
 
-    def sample_targets(self, raw: Raw, generator: torch.Generator) -> Encoded:
+    def sample_targets(self, raw: Raw, generator: torch.Generator) -> MapTargets:
         """Return targets drawn from the prediction: objects by score, values with noise.
 
         The gradient of the L1 loss depends only on the side of the prediction on which a value
@@ -185,4 +185,4 @@ class CenterPoint(Detector):
         sizes = tuple(len(classes) for classes in self.config.tasks)
         tasks, frame, label, row, column = torch.cat(places, 1)
         heat = torch.cat(heats, 1)
-        return Encoded(heat, tasks, frame, label, row, column, torch.cat(values), sizes)
+        return MapTargets(heat, tasks, frame, label, row, column, torch.cat(values), sizes)

@@ -12,11 +12,12 @@ from boxcov.detectors.centerpoint.config import Config, Loss
 from boxcov.detectors.centerpoint.head import TaskMaps
 from boxcov.detectors.centerpoint.nms import box_corners
 from boxcov.detectors.centerpoint.voxels import rank_among_equals
+from boxcov.detectors.objects import check_one_per_frame
 from boxcov.errors import BoxcovError
 
 
 @dataclass(frozen=True)
-class Encoded:
+class MapTargets:
     """The targets of a batch: heat maps of all C classes, and n objects, task by task."""
 
     heat: Tensor  # (B, C, h, w)
@@ -40,12 +41,12 @@ class Encoded:
         return torch.stack([of_task.sum(1) for of_task in planes])
 
 
-def frame_losses(tasks: Sequence[TaskMaps], targets: Encoded, config: Config) -> Tensor:
+def frame_losses(tasks: Sequence[TaskMaps], targets: MapTargets, config: Config) -> Tensor:
     """Return the loss of each frame (B,), summed over the tasks."""
     return (heat_losses(tasks, targets, config.loss) + box_losses(tasks, targets, config)).sum(0)
 
 
-def heat_losses(tasks: Sequence[TaskMaps], targets: Encoded, rules: Loss) -> Tensor:
+def heat_losses(tasks: Sequence[TaskMaps], targets: MapTargets, rules: Loss) -> Tensor:
     """Return the focal loss of each task and frame (T, B), alpha 2, gamma 4."""
     logits = torch.cat([maps["heatmap"] for maps in tasks], 1)  # (B, C, h, w)
     p = logits.sigmoid().clamp(1e-4, 1 - 1e-4)
@@ -62,7 +63,7 @@ def heat_losses(tasks: Sequence[TaskMaps], targets: Encoded, rules: Loss) -> Ten
     return total if rules.normaliser == "none" else total / count.clamp(min=1)
 
 
-def box_losses(tasks: Sequence[TaskMaps], targets: Encoded, config: Config) -> Tensor:
+def box_losses(tasks: Sequence[TaskMaps], targets: MapTargets, config: Config) -> Tensor:
     """Return the weighted L1 loss of each task and frame (T, B), without unknown values."""
     rules = config.loss
     joined = torch.cat([maps[name] for maps in tasks for name in config.branches], 1).unflatten(
@@ -99,10 +100,9 @@ def gaussian_radius(l: Tensor, w: Tensor, overlap: float = 0.1) -> Tensor:
     return torch.minimum(torch.minimum(moved, inner), outer)
 
 
-def encode(targets: Sequence[dict[str, Tensor]], config: Config, like: Tensor) -> Encoded:
+def encode(targets: Sequence[dict[str, Tensor]], config: Config, like: Tensor) -> MapTargets:
     """Return targets on the head's map, with the dtype and device of ``like`` (B, ...)."""
-    if len(targets) != len(like):
-        raise BoxcovError(f"{len(like)} frames in the batch, but targets for {len(targets)}")
+    check_one_per_frame(targets, len(like))
     boxes, labels, frame = _concatenate(targets, config, like)
     cell_size = boxes.new_tensor(config.cell)
     at = (boxes[:, :2] - boxes.new_tensor(config.point_range[:2])) / cell_size  # (N, 2) in cells
@@ -122,7 +122,7 @@ def encode(targets: Sequence[dict[str, Tensor]], config: Config, like: Tensor) -
     heat = like.new_zeros(len(targets), sum(sizes), rows, columns)
     _draw_gaussians(heat, frame, labels, row, column, boxes[:, 3:5] / cell_size.flip(0))
     values = _values(boxes, (at - cell)[index], config)
-    return Encoded(heat, task, frame, labels, row, column, values, sizes)
+    return MapTargets(heat, task, frame, labels, row, column, values, sizes)
 
 
 def _in_range(boxes: Tensor, config: Config) -> Tensor:

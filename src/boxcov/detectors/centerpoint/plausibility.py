@@ -1,4 +1,4 @@
-"""Do the boxes of a checkpoint look right? Boxes hold points, sizes fit classes, scores are alive.
+"""Do the boxes of a checkpoint look right? They hold points, have usual sizes and high scores.
 
 A checkpoint that is read with the wrong grid or the wrong conventions loads without an error. Its
 boxes show it.

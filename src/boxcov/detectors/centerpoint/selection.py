@@ -72,7 +72,7 @@ def select_static(
 
 
 @dataclass(frozen=True)
-class Ranked:
+class Ranking:
     """The k best candidates of each of G = frames x tasks groups, by descending score."""
 
     scores: Tensor  # (G, k)
@@ -96,7 +96,7 @@ class Ranked:
         return Selection(where.frame, self.scores.flatten()[index], self.labels[index], where)
 
 
-def rank_candidates(tasks: Sequence[TaskMaps], config: Config, k: int | None = None) -> Ranked:
+def rank_candidates(tasks: Sequence[TaskMaps], config: Config, k: int | None = None) -> Ranking:
     """Return the best ``k`` candidates of each frame and task.
 
     By default k is the largest number of candidates above the threshold in any frame and task.
@@ -116,7 +116,7 @@ def rank_candidates(tasks: Sequence[TaskMaps], config: Config, k: int | None = N
     boxes = boxes_of(values, where.row, where.column, config).unflatten(0, scores.shape)
     if config.reporting.per_class:
         valid = valid & _in_range(boxes[:, :, :3].unbind(2), config)
-    return Ranked(scores, labels.flatten(), valid, where, boxes, excess)
+    return Ranking(scores, labels.flatten(), valid, where, boxes, excess)
 
 
 def _best_cells(tasks: Sequence[TaskMaps], config: Config) -> tuple[Tensor, Tensor, Tensor]:
@@ -163,7 +163,7 @@ def _in_range(centres: Sequence[Tensor], config: Config) -> Tensor:
     return inside[0] & inside[1] & inside[2]
 
 
-def _suppressions(ranked: Ranked, config: Config) -> Pairs:
+def _suppressions(ranked: Ranking, config: Config) -> Pairs:
     """Return pairs of candidates, of all G k: the first, if kept, suppresses the second."""
     rules, boxes = config.reporting, ranked.boxes
     if rules.nms == "circle":
@@ -172,7 +172,7 @@ def _suppressions(ranked: Ranked, config: Config) -> Pairs:
     return rotated_pairs(_seen_from_above(boxes), ranked.valid, rules.overlap, rules.max_boxes)
 
 
-def _static_suppressions(ranked: Ranked, config: Config, pairs: int) -> tuple[Tensor, Tensor]:
+def _static_suppressions(ranked: Ranking, config: Config, pairs: int) -> tuple[Tensor, Tensor]:
     """Return the same as a 0/1 matrix (G, k, k), and how many pairs beyond ``pairs`` it ignores."""
     rules, boxes, k = config.reporting, ranked.boxes, ranked.boxes.shape[1]
     later = torch.ones(k, k, dtype=torch.bool, device=boxes.device).triu(1)

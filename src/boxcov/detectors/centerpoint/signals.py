@@ -1,4 +1,4 @@
-"""Signals of a CenterPoint: numbers per box that its maps contain and nobody reports."""
+"""Signals of a CenterPoint: numbers per box that its maps contain but that are not reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a configuration file of det3d, mmdetection3d or OpenPCDet says about its CenterPoint."""
+"""The networks of det3d, mmdetection3d and OpenPCDet, by name or from a configuration file."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from boxcov.detectors.centerpoint.config import (
     Voxels,
 )
 from boxcov.detectors.centerpoint.config_file import UNKNOWN, Settings
-from boxcov.detectors.centerpoint.named_configs import named_config
 from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.input_file import reading
 
+NAMES = ("pillar02", "voxel01", "voxel0075")
+CIRCLE = "-circlenms"  # at the end of a name: circle NMS instead of rotated NMS
 # The rows of the tables below are for mmdetection3d, det3d and OpenPCDet; None: there is none.
 _Row = tuple[str | None, str | None, str | None]
 _VOXELS = "DATA_CONFIG.DATA_PROCESSOR.transform_points_to_voxels"
@@ -122,6 +123,32 @@ _UNSUPPORTED: dict[Framework, tuple[tuple[str, Any, str], ...]] = {
         ("test.NMS_CONFIG.MULTI_CLASSES_NMS", True, "NMS of each class (MULTI_CLASSES_NMS)"),
     ),
 }
+
+
+def named_config(name: str, framework: Framework) -> Config:
+    """Return the published nuScenes network ``name`` of a framework.
+
+    name: ``pillar02``, ``voxel01`` or ``voxel0075``; with ``-circlenms`` for circle NMS.
+
+    >>> named_config("voxel0075", "det3d").point_range[3], named_config("voxel01", "det3d").sweeps
+    (54.0, 10)
+    >>> named_config("pillar02-circlenms", "mmdet3d").reporting.nms
+    'circle'
+    """
+    plain = name.removesuffix(CIRCLE)
+    if plain not in NAMES:
+        raise BoxcovError(
+            f"no configuration {name!r}: give {', '.join(NAMES)} (with {CIRCLE} for circle NMS), "
+            "or the path of a configuration file of the framework (.py or .yaml)"
+        )
+    sizes = {"voxel01": 0.1, "voxel0075": 0.075}
+    config = (
+        Config.pillar(framework) if plain == "pillar02" else Config.voxel(sizes[plain], framework)
+    )
+    config = replace(config, sweeps=10)
+    if plain == name:
+        return config
+    return replace(config, reporting=replace(config.reporting, nms="circle"))
 
 
 def framework_of(settings: Settings) -> Framework | None:

@@ -14,7 +14,7 @@ from boxcov.detector import Detector, Selection
 from boxcov.detectors.labels import Labels
 from boxcov.detectors.objects import check_one_per_frame, objects_of
 from boxcov.detectors.signals import RAW_NAMES
-from boxcov.detectors.torchvision.signals import Found
+from boxcov.detectors.torchvision.signals import BoxOutputs
 from boxcov.errors import BoxcovError
 
 Raw = dict[str, Any]
@@ -146,11 +146,11 @@ class TorchvisionDetector(Detector):
     def decode(self, raw: Raw, selection: Selection) -> Tensor:
         return self.in_images(*self.regression_of(raw, selection), raw, selection.frame)
 
-    def found(self, raw: Raw, selection: Selection, logits: Tensor) -> Found:
+    def found(self, raw: Raw, selection: Selection, logits: Tensor) -> BoxOutputs:
         """Return what the signals of all families need; logits: (m, K)."""
         sizes = torch.tensor(raw["sizes"], device=logits.device)[selection.frame]
         values = self.regression_of(raw, selection)[0]
-        return Found(
+        return BoxOutputs(
             dict(zip(self.raw_names, values.unbind(1))),
             logits,
             self.labels.to_model(selection.labels),

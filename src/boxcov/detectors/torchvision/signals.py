@@ -1,4 +1,4 @@
-"""Signals of torchvision's detectors: numbers per box that they compute and nobody reports."""
+"""Signals of torchvision's detectors: numbers per box that they compute but do not report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from boxcov.detectors.signals import (
 
 
 @dataclass(frozen=True)
-class Found:
+class BoxOutputs:
     """What both kinds of detectors know about m boxes."""
 
     raw: Signals  # the box's regression values, by name
@@ -42,7 +42,9 @@ class Found:
         }
 
 
-def anchor_signals(found: Found, around: PyramidWindow, boxes: Tensor, scores: Tensor) -> Signals:
+def anchor_signals(
+    found: BoxOutputs, around: PyramidWindow, boxes: Tensor, scores: Tensor
+) -> Signals:
     """Return named numbers (m,) of boxes at anchors.
 
     boxes: (m, 9, 4), x1 y1 x2 y2, of the neighbours. scores: (m, 9) logits of their scores.
@@ -69,7 +71,7 @@ class Regions:
     objectness: Tensor  # (R,) scores of the proposals
 
 
-def region_signals(found: Found, regions: Regions) -> Signals:
+def region_signals(found: BoxOutputs, regions: Regions) -> Signals:
     """Return named numbers (m,) of boxes from regions."""
     own, scores = regions.own, at_least_float32(regions.scores)
     candidates = at_least_float32(regions.boxes)

@@ -1,4 +1,4 @@
-"""Signals of query-based detectors: numbers per box that they compute and nobody reports."""
+"""Signals of query-based detectors: numbers per box that they compute but do not report."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from boxcov.detectors.yolox.backbone import PAFPN
 from boxcov.detectors.yolox.config import STRIDES, Config
 from boxcov.detectors.yolox.decode import centred_boxes, grid_of, reported_boxes
 from boxcov.detectors.yolox.head import REACH, Head
-from boxcov.detectors.yolox.loss import Assigned, encode, frame_losses
+from boxcov.detectors.yolox.loss import CellTargets, encode, frame_losses
 from boxcov.detectors.yolox.selection import candidates, select, select_static
 from boxcov.detectors.yolox.signals import signals
 from boxcov.head_stages import crop
@@ -112,17 +112,19 @@ class YOLOX(Detector):
 
     # the training loss
 
-    def loss(self, raw: Raw, targets: Sequence[dict[str, Tensor]] | Sequence[Assigned]) -> Tensor:
+    def loss(
+        self, raw: Raw, targets: Sequence[dict[str, Tensor]] | Sequence[CellTargets]
+    ) -> Tensor:
         """Return the sum of IoU, objectness, class and L1 losses of each image (B,)."""
         values, grid = raw["values"], grid_of(raw["features"])
-        assigned = [target for target in targets if isinstance(target, Assigned)]
+        assigned = [target for target in targets if isinstance(target, CellTargets)]
         if len(assigned) != len(values):
             assigned = encode(
                 [target for target in targets if isinstance(target, dict)], values, grid
             )
         return frame_losses(values, assigned, grid)
 
-    def sample_targets(self, raw: Raw, generator: torch.Generator) -> list[Assigned]:
+    def sample_targets(self, raw: Raw, generator: torch.Generator) -> list[CellTargets]:
         """Return targets drawn from the prediction, with Laplace noise on boxes.
 
         The L1 loss is the negative log-likelihood of a Laplace distribution of width 1. The IoU
@@ -136,4 +138,6 @@ class YOLOX(Detector):
         noise = -uniform.sign() * torch.log1p(-2 * uniform.abs().clamp(max=0.4999999))
         boxes = centred_boxes(values[:, :, :4] + noise, grid)
         cells = [image[:, 0].nonzero()[:, 0] for image in drawn]
-        return [Assigned(cell, boxes[b, cell], drawn[b, cell, 1:]) for b, cell in enumerate(cells)]
+        return [
+            CellTargets(cell, boxes[b, cell], drawn[b, cell, 1:]) for b, cell in enumerate(cells)
+        ]

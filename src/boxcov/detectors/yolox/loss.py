@@ -25,7 +25,7 @@ _FAR_COST = 1e6  # added if the object's centre is too far away
 
 
 @dataclass(frozen=True)
-class Assigned:
+class CellTargets:
     """The targets of one image at p positive cells; all other cells are background."""
 
     cell: Tensor  # (p,)
@@ -33,12 +33,12 @@ class Assigned:
     classes: Tensor  # (p, classes) between 0 and 1
 
 
-def frame_losses(values: Tensor, targets: Sequence[Assigned], grid: Grid) -> Tensor:
+def frame_losses(values: Tensor, targets: Sequence[CellTargets], grid: Grid) -> Tensor:
     """Return the loss (B,) of each image, divided by its number of positive cells."""
     return torch.stack([_loss(image, target, grid) for image, target in zip(values, targets)])
 
 
-def _loss(values: Tensor, target: Assigned, grid: Grid) -> Tensor:
+def _loss(values: Tensor, target: CellTargets, grid: Grid) -> Tensor:
     positive = torch.zeros_like(values[:, 4]).index_fill(0, target.cell, 1)
     objectness = F.binary_cross_entropy_with_logits(values[:, 4], positive, reduction="sum")
     at, cells = values[target.cell], grid[target.cell]
@@ -60,7 +60,7 @@ def _encoded(boxes: Tensor, grid: Grid) -> Tensor:
 # from boxes to targets
 
 
-def encode(targets: Sequence[dict[str, Tensor]], values: Tensor, grid: Grid) -> list[Assigned]:
+def encode(targets: Sequence[dict[str, Tensor]], values: Tensor, grid: Grid) -> list[CellTargets]:
     """Assign the objects of each image to cells, given the head's values (B, N, 5 + classes)."""
     check_one_per_frame(targets, len(values))
     with torch.no_grad():
@@ -76,7 +76,7 @@ def encode(targets: Sequence[dict[str, Tensor]], values: Tensor, grid: Grid) -> 
 
 def assign(
     values: Tensor, predicted: Tensor, boxes: Tensor, labels: Tensor, grid: Grid
-) -> Assigned:
+) -> CellTargets:
     """Assign the n objects of one image to cells by SimOTA.
 
     values: (N, 5 + classes) of the head. predicted: (N, 4) their boxes, centre and size.
@@ -90,7 +90,7 @@ def assign(
     cells = near.any(0).nonzero()[:, 0]
     classes = values.shape[1] - 5
     if not len(cells):
-        return Assigned(cells, boxes.new_zeros(0, 4), boxes.new_zeros(0, classes))
+        return CellTargets(cells, boxes.new_zeros(0, 4), boxes.new_zeros(0, classes))
     overlap = iou(corners(boxes)[:, None], corners(predicted[cells]))  # (n, A)
     cost = (
         _class_cost(values[cells], labels)
@@ -102,7 +102,7 @@ def assign(
     owners, costs = assigned[:, positive], cost[:, positive]
     owner = torch.where(owners.sum(0) > 1, costs.argmin(0), owners.int().argmax(0))
     soft = F.one_hot(labels[owner], classes) * overlap[owner, positive].unsqueeze(1)
-    return Assigned(cells[positive], boxes[owner], soft)
+    return CellTargets(cells[positive], boxes[owner], soft)
 
 
 def _near(boxes: Tensor, grid: Grid) -> Tensor:

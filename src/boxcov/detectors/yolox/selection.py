@@ -52,7 +52,7 @@ def candidates(values: Tensor, grid: Grid, config: Config) -> Candidates:
 
 
 @dataclass(frozen=True)
-class _Ranked:
+class _Ranking:
     """The k candidates of one image, by descending score."""
 
     cells: Tensor  # (k,)
@@ -62,14 +62,14 @@ class _Ranked:
 
 def _rank_candidates(
     values: Tensor, grid: Grid, config: Config
-) -> tuple[Tensor, Tensor, list[_Ranked]]:
+) -> tuple[Tensor, Tensor, list[_Ranking]]:
     """Return scores and labels (B, N) of all cells, and the candidates of each image."""
     scores, labels = scores_and_labels(values)
     boxes = corners(centred_boxes(values, grid))
     return scores, labels, [_rank_image(*image, config) for image in zip(scores, labels, boxes)]
 
 
-def _rank_image(scores: Tensor, labels: Tensor, boxes: Tensor, config: Config) -> _Ranked:
+def _rank_image(scores: Tensor, labels: Tensor, boxes: Tensor, config: Config) -> _Ranking:
     cells = (scores > config.threshold).nonzero()[:, 0]
     cells = cells[scores[cells].argsort(descending=True, stable=True)][:_MAX_CANDIDATES]
     boxes, labels = boxes[cells], labels[cells]
@@ -81,7 +81,7 @@ def _rank_image(scores: Tensor, labels: Tensor, boxes: Tensor, config: Config) -
 
     pairs = suppressing_pairs(valid, near, most=config.max_boxes)
     kept = greedy_nms(*pairs, valid)[0]
-    return _Ranked(cells, pairs, kept & (kept.cumsum(0) <= config.max_boxes))
+    return _Ranking(cells, pairs, kept & (kept.cumsum(0) <= config.max_boxes))
 
 
 def select_static(

@@ -1,4 +1,4 @@
-"""Signals of a YOLOX: numbers per box that its head computes and nobody reports."""
+"""Signals of a YOLOX: numbers per box that its head computes but does not report."""
 
 from __future__ import annotations
 
