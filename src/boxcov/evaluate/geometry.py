@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+
+from boxcov.detectors.boxes import rotated_intersection
 
 Array = NDArray[Any]
 _PLANE = [0, 1, 3, 4, 6]  # x y w l yaw among x y z w l h yaw
-# signs of the corners along and across the heading, counter-clockwise
-_SIGNS = np.array([[1, 1], [-1, 1], [-1, -1], [1, -1]])
 
 
 def iou_3d(a: Array, b: Array) -> Array:
@@ -98,45 +99,6 @@ def _ratio(intersection: Array, sizes_a: Array, sizes_b: Array) -> Array:
 
 
 def _intersection_area(a: Array, b: Array) -> Array:
-    """Return the intersection area (n,) of rectangles x y w l yaw.
-
-    In the frame of a, a is the window [-l/2, l/2] x [-w/2, w/2]. The area of b inside it is a line
-    integral around b. No corner is compared with an edge, so touching and coinciding edges are not
-    special cases. Centres are subtracted first, so that large coordinates lose no precision.
-    """
-    cos, sin = np.cos(a[:, 4]), np.sin(a[:, 4])
-    dx, dy = b[:, 0] - a[:, 0], b[:, 1] - a[:, 1]
-    centre = np.stack([dx * cos + dy * sin, dy * cos - dx * sin], 1)  # (n, 2)
-    turn = b[:, 4] - a[:, 4]
-    along = np.stack([np.cos(turn), np.sin(turn)], 1)
-    across = np.stack([-np.sin(turn), np.cos(turn)], 1)
-    half = np.maximum(b[:, [3, 2]], 0) / 2  # (n, 2) of l, w
-    polygon = centre[:, None] + (_SIGNS * half[:, None]) @ np.stack([along, across], 1)  # (n, 4, 2)
-    return _area_in_window(polygon, np.maximum(a[:, [3, 2]], 0) / 2)
-
-
-def _area_in_window(polygon: Array, half: Array) -> Array:
-    """Return the area (n,) of counter-clockwise polygons (n, e, 2) in windows of half sides (n, 2).
-
-    It is the integral of y dx around the polygon, with x and y clipped to the window.
-    """
-    start, step = polygon, np.roll(polygon, -1, axis=1) - polygon
-    hx, hy = half[:, None, 0], half[:, None, 1]
-    enter, leave = (_crossing(start[..., 0], step[..., 0], bound) for bound in (-hx, hx))
-    first, last = np.minimum(enter, leave), np.maximum(enter, leave)
-    low, high = (
-        np.clip(_crossing(start[..., 1], step[..., 1], bound), first, last) for bound in (-hy, hy)
-    )
-    # (4, n, e): between these times the clipped y is linear or constant
-    times = np.stack([first, np.minimum(low, high), np.maximum(low, high), last])
-    x = np.clip(start[..., 0] + times * step[..., 0], -hx, hx)
-    y = np.clip(start[..., 1] + times * step[..., 1], -hy, hy)
-    area: Array = -((y[1:] + y[:-1]) / 2 * np.diff(x, axis=0)).sum((0, 2))
-    return np.maximum(area, 0)
-
-
-def _crossing(start: Array, step: Array, bound: Array) -> Array:
-    """Return the time in [0, 1] at which ``start + time * step`` is nearest to ``bound``."""
-    moves = step != 0
-    time: Array = np.where(moves, np.clip((bound - start) / np.where(moves, step, 1), 0, 1), 0)
-    return time
+    """Return the intersection area (n,) of rectangles x y w l yaw."""
+    area: Array = rotated_intersection(torch.tensor(a), torch.tensor(b)).numpy()
+    return area

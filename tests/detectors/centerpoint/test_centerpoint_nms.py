@@ -7,10 +7,10 @@ from math import pi
 import pytest
 import torch
 
+from boxcov.detectors.boxes import rotated_intersection
 from boxcov.detectors.centerpoint.nms import (
     circle_pairs,
     greedy_nms,
-    intersection,
     rotated_iou,
     rotated_pairs,
 )
@@ -95,7 +95,7 @@ def test_axis_aligned_neighbours_on_a_grid():
         [x.flatten(), y.flatten(), torch.full((n,), 2.0), torch.full((n,), 4.0), torch.zeros(n)], 1
     ).to(torch.float64)
     expected = (4 - x.abs()).clamp(min=0) * (2 - y.abs()).clamp(min=0)
-    torch.testing.assert_close(intersection(a, b), expected.flatten())
+    torch.testing.assert_close(rotated_intersection(a, b), expected.flatten())
 
 
 def test_single_precision_is_good_enough_to_suppress_with():

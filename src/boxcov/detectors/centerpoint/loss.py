@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from boxcov.detectors.boxes import box_corners
 from boxcov.detectors.centerpoint.config import Config, Loss
 from boxcov.detectors.centerpoint.head import TaskMaps
-from boxcov.detectors.centerpoint.nms import box_corners
 from boxcov.detectors.centerpoint.voxels import rank_among_equals
 from boxcov.detectors.objects import check_one_per_frame
 from boxcov.errors import BoxcovError

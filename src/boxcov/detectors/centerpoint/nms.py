@@ -1,7 +1,7 @@
-"""Rotated IoU and non-maximum suppression in plain torch.
+"""Non-maximum suppression in plain torch.
 
-Boxes are seen from above, ``x y w l yaw``: l along the yaw, w across it. A group is a set of boxes
-that compete with each other, sorted by descending score.
+Boxes are seen from above, ``x y w l yaw``. A group is a set of boxes that compete with each other,
+sorted by descending score.
 """
 
 from __future__ import annotations
@@ -11,74 +11,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from boxcov.detectors.boxes import rotated_iou
+
 # Pairs of boxes of one group, as indices into all G K boxes, the box with the higher score first.
 Pairs = tuple[Tensor, Tensor]
 _DISTANCES = 1 << 22  # that are computed at once
 _PAIRS = 1 << 18  # of near boxes that are compared at once
-
-
-def rotated_iou(a: Tensor, b: Tensor) -> Tensor:
-    """Return the IoU (n,) of each pair of boxes (n, 5) and (n, 5); 0 for boxes without area.
-
-    >>> a = torch.tensor([[0.0, 0.0, 2.0, 4.0, 0.0]])
-    >>> b = torch.tensor([[1.0, 0.0, 2.0, 4.0, 0.0]])
-    >>> rotated_iou(a, b)
-    tensor([0.6000])
-    """
-    both = intersection(a, b)
-    union = a[:, 2] * a[:, 3] + b[:, 2] * b[:, 3] - both
-    return torch.where(union > 0, both / union.clamp(min=torch.finfo(a.dtype).tiny), 0)
-
-
-def intersection(a: Tensor, b: Tensor) -> Tensor:
-    """Return the intersection area (n,) of each pair: b is clipped at the four sides of a."""
-    cos, sin = a[:, 4].cos(), a[:, 4].sin()
-    dx, dy = (b[:, :2] - a[:, :2]).unbind(1)
-    centre = torch.stack([cos * dx + sin * dy, cos * dy - sin * dx], 1)
-    polygon = box_corners(centre, b[:, 2], b[:, 3], b[:, 4] - a[:, 4])  # (n, 4, 2)
-    for axis, side in ((0, a[:, 3]), (1, a[:, 2])):
-        for sign in (1, -1):
-            polygon = _clip(polygon, side.unsqueeze(1) / 2 - sign * polygon[:, :, axis])
-    x, y = polygon.unbind(2)
-    return (x * y.roll(-1, 1) - x.roll(-1, 1) * y).sum(1).div(2).clamp(min=0)
-
-
-def box_corners(centre: Tensor, w: Tensor, l: Tensor, yaw: Tensor) -> Tensor:
-    """Return the corners (n, 4, 2), counter-clockwise."""
-    cos, sin = yaw.cos(), yaw.sin()
-    along = torch.stack([cos * l, sin * l], 1) / 2
-    across = torch.stack([-sin * w, cos * w], 1) / 2
-    return centre.unsqueeze(1) + torch.stack(
-        [along + across, across - along, -along - across, along - across], 1
-    )
-
-
-def _clip(polygon: Tensor, distance: Tensor) -> Tensor:
-    """Clip convex polygons (n, k, 2) to the half plane ``distance`` >= 0: (n, k + 1, 2).
-
-    distance: (n, k) of each corner to the border of the half plane.
-    A polygon with fewer corners repeats its first one, which does not change its area; an empty one
-    is all zeros.
-    """
-    n, k, _ = polygon.shape
-    inside = distance >= 0
-    following = distance.roll(-1, 1)
-    crosses = inside != (following >= 0)
-    share = torch.where(crosses, distance / torch.where(crosses, distance - following, 1), 0)
-    crossing = polygon + share.unsqueeze(2) * (polygon.roll(-1, 1) - polygon)
-    points = torch.stack([polygon, crossing], 2).flatten(1, 2)  # (n, 2 k, 2)
-    valid = torch.stack([inside, crosses], 2).flatten(1)
-    # valid points move to the front, the others to a slot that is discarded
-    # a running sum over few columns is faster as a product on a GPU
-    ones = polygon.new_ones(2 * k, 2 * k).triu()
-    rank = (valid.to(polygon.dtype) @ ones).long()  # from 1 on, exact also in TF32
-    slot = torch.where(valid, rank - 1, k + 1).clamp(max=k + 1)
-    packed = polygon.new_zeros(n, k + 2, 2).scatter(1, slot.unsqueeze(2).expand_as(points), points)[
-        :, : k + 1
-    ]
-    filled = torch.arange(k + 1, device=polygon.device) < valid.sum(1, keepdim=True)
-    first = torch.where(filled[:, :1, None], packed[:, :1], 0)
-    return torch.where(filled.unsqueeze(2), packed, first)
 
 
 def rotated_pairs(boxes: Tensor, valid: Tensor, overlap: float, most: int | None = None) -> Pairs:

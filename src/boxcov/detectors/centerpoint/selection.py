@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from boxcov.detector import Candidates, Selection
+from boxcov.detectors.boxes import rotated_iou
 from boxcov.detectors.centerpoint.config import Config
 from boxcov.detectors.centerpoint.decode import CellIndex, boxes_of, values_at
 from boxcov.detectors.centerpoint.head import StackedMaps, TaskMaps
@@ -20,7 +21,6 @@ from boxcov.detectors.centerpoint.nms import (
     near_boxes,
     near_centres,
     removed_by,
-    rotated_iou,
     rotated_pairs,
 )
 from boxcov.detectors.centerpoint.voxels import numbers_like
