@@ -22,13 +22,11 @@ import torch
 from torch import Tensor
 
 import boxcov
-from boxcov._torch.layers import Geometry
 from boxcov._torch.modules import fingerprint
 from boxcov.data import shapes, simulated
 from boxcov.detectors import centerpoint
 from boxcov.detectors.centerpoint import CenterPoint, Config
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.kfac.input_gram import input_gram
 from boxcov.static_selection import StaticLimits
 
 Check = tuple[str, Callable[[], str]]
@@ -123,19 +121,6 @@ def factors() -> str:
     worst = max(relative(found, expected) for found, expected in pairs)
     require(worst < 1e-6, f"the covariance of a layer is {worst:.1e} off")
     return f"{len(pairs)} layers, {worst:.1e} off"
-
-
-def grams() -> str:
-    """Input factors of convolutions in float32: tensor cores must not cost accuracy."""
-    worst = 0.0
-    for channels, groups, padding in ((64, 1, 1), (48, 3, 0), (5, 1, 2)):
-        x = torch.randn(4, channels, 70, 90, generator=torch.Generator().manual_seed(channels)) + 1
-        geometry = Geometry((3, 3), (1, 1), ((padding,) * 2,) * 2, (1, 1), groups)
-        found, _ = input_gram(x.to(DEVICE), geometry, True)
-        expected, _ = input_gram(x.double(), geometry, True)
-        worst = max(worst, relative(found, expected))
-    require(worst < 1e-6, f"a factor is {worst:.1e} off float64")
-    return f"{worst:.1e} off float64"
 
 
 def predictors() -> Iterator[Check]:
@@ -374,7 +359,6 @@ def checks() -> Iterator[Check]:
     yield "simulator, batches", batches
     yield "posterior, samples", samples
     yield "posterior, factors", factors
-    yield "posterior, input factors in float32", grams
     yield from predictors()
     yield "graphs", graphs
     yield "CenterPoint small", lambda: lidar(centerpoint.load("small"))

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from boxcov._torch.layers import Geometry, columns, columns_at, gram, plain, stretch
-from boxcov._torch.precision import matrix_precision
 
 _MAX_BYTES = 128 * 2**20  # of columns at once
 _TILE = 64
@@ -214,38 +213,11 @@ def _correlations(x: Tensor, geometry: Geometry, lags: tuple[tuple[int, ...], ..
     if pieces > 1:  # each piece with what its shifts reach
         row = row.unfold(1, each + most, each).transpose(0, 1).contiguous()
     row = row.view(pieces * geometry.groups, channels // geometry.groups, each + most)
-    sums = _shifted_products(row, shifts, each)
+    base = row[..., :each]
+    sums = row.new_empty(len(lags), len(row), row.shape[1], row.shape[1])
+    for out, shift in zip(sums, shifts):
+        torch.bmm(base, row[..., shift : shift + each].transpose(1, 2), out=out)
     return sums if pieces == 1 else sums.unflatten(1, (pieces, geometry.groups)).sum(1)
-
-
-def _shifted_products(row: Tensor, shifts: Sequence[int], length: int) -> Tensor:
-    """Return the products of the first columns of rows (n, c, L) with shifted ones (., n, c, c).
-
-    On a GPU with tensor cores a float32 number is the sum of two TF32 numbers, and four products in
-    TF32 have the accuracy of one in float32 in less than half its time.
-    """
-    channels = row.shape[1]
-    sums = row.new_empty(len(shifts), len(row), channels, channels)
-    if not _has_tensor_cores(row):
-        for out, shift in zip(sums, shifts):
-            other = row[..., shift : shift + length]
-            torch.bmm(row[..., :length], other.transpose(1, 2), out=out)
-        return sums
-    high = (row.view(torch.int32) & ~0x1FFF).view(torch.float32)  # the digits that TF32 keeps
-    row = torch.cat([high, row - high], 1)  # (n, 2 c, L)
-    with matrix_precision("tf32"):
-        for out, shift in zip(sums, shifts):
-            four = torch.bmm(row[..., :length], row[..., shift : shift + length].transpose(1, 2))
-            out.copy_(four.view(-1, 2, channels, 2, channels).sum((1, 3)))
-    return sums
-
-
-def _has_tensor_cores(x: Tensor) -> bool:
-    return (
-        x.is_cuda
-        and x.dtype == torch.float32
-        and torch.cuda.get_device_capability(x.device) >= (8, 0)
-    )
 
 
 def _count_pieces(x: Tensor, groups: int, length: int, most: int) -> int:

@@ -25,19 +25,16 @@ class SideStream:
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._has_work = False
 
     def run(self, work: Callable[[], T]) -> T:
         """Return the result of work that starts after what the current stream did so far."""
         if self._stream is None:
             return work()
-        self._has_work = True
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
             return work()
 
     def join(self) -> None:
         """Let the current stream wait for all work."""
-        if self._stream is not None and self._has_work:  # a graph has no part in an idle stream
+        if self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
-            self._has_work = False
