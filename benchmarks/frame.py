@@ -7,7 +7,8 @@ could do the same operations and read and write the same bytes once. NMS is part
 and shown by itself beside torchvision's, which takes boxes without rotation and runs outside a
 graph. Ways to run a frame: as it is, compiled (boxes bit for bit), fused, and batches of eight.
 Medians of 30 after a warm-up, with synchronization. Writes performance-stages.json and
-performance-frame.json, the tables of docs/results/frame.md. On a CPU a stage runs step by step.
+performance-frame.json, the tables of docs/results/frame.md; their names end in -cpu without a GPU,
+where a stage runs step by step, and medians are of 3.
 """
 
 from __future__ import annotations
@@ -290,14 +291,18 @@ def batched(case: Case, source: Any) -> float | None:
 
 
 def write(folder: Path, stages: list[list[Any]], frames: list[list[Any]]) -> None:
-    machine = f"one {torch.cuda.get_device_name()}" if DEVICE == "cuda" else "CPU"
+    machine = (
+        f"one {torch.cuda.get_device_name()}"
+        if DEVICE == "cuda"
+        else f"{torch.get_num_threads()} CPU cores"
+    )
     common = {
         "command": "python benchmarks/frame.py",
         "date": str(datetime.date.today()),
         "machine": f"{machine}, torch {torch.__version__}",
     }
     stage_table = {
-        "title": "Stages of a fused frame",
+        "title": f"Stages of a fused frame{', as CUDA graphs' if DEVICE == 'cuda' else ''}",
         **common,
         "columns": [
             "network",
@@ -313,7 +318,7 @@ def write(folder: Path, stages: list[list[Any]], frames: list[list[Any]]) -> Non
         "digits": [None, None, None, 2, 2, None, 1, 0, 2],
         "rows": stages,
         "notes": [
-            "As a CUDA graph, medians of 30. GFLOP: products and convolutions. MB: inputs, "
+            f"Medians of {ROUNDS}. GFLOP: products and convolutions. MB: inputs, "
             "weights and outputs, each once. Limit: the larger of both, at the rates of a large "
             "product and of a large copy on the same machine."
         ],
@@ -333,7 +338,7 @@ def write(folder: Path, stages: list[list[Any]], frames: list[list[Any]]) -> Non
         "digits": [None, None, None, 1, 1, 1, 0],
         "rows": frames,
         "notes": [
-            "Medians of 30, everything included. Compiled: boxes bit for bit those of the "
+            f"Medians of {ROUNDS}, everything included. Compiled: boxes bit for bit those of the "
             "detector. Fused: equal up to rounding, bit for bit with and without covariances.",
             "As published: finite differences of whole passes, one after the other; one backward "
             f"pass per output, extrapolated from {GLM_OUTPUTS}. MC dropout runs the head once per "
@@ -342,7 +347,8 @@ def write(folder: Path, stages: list[list[Any]], frames: list[list[Any]]) -> Non
     }
     folder.mkdir(parents=True, exist_ok=True)
     for name, table in (("stages", stage_table), ("frame", frame_table)):
-        (folder / f"performance-{name}.json").write_text(json.dumps(table, indent=1) + "\n")
+        suffix = "" if DEVICE == "cuda" else "-cpu"
+        (folder / f"performance-{name}{suffix}.json").write_text(json.dumps(table, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -41,18 +41,14 @@ def point_maps(points: Tensor, frame: Tensor, frames: int, config: Config) -> Te
     column, row = ((x - x0) / CELL).floor(), ((y - y0) / CELL).floor()
     inside = (column >= 0) & (column < nx) & (row >= 0) & (row < ny)  # False for a NaN
     cell = (frame * ny + row.long()) * nx + column.long()
-    # points outside are spread over several cells, which a GPU fills at once
-    spread = frames * ny * nx + torch.arange(len(cell), device=cell.device) % _OUTSIDE
-    cell = torch.where(inside, cell, spread)
-    is_new = age < NEWEST
-    empty = z.new_full((frames * ny * nx + _OUTSIDE,), _EMPTY)
-    maps = [
-        empty.scatter_reduce(0, cell, z, "amax"),
-        empty.scatter_reduce(0, cell, torch.where(is_new, z, _EMPTY), "amax"),
-        torch.zeros_like(empty).scatter_add(0, cell, torch.ones_like(z)),
-        torch.zeros_like(empty).scatter_add(0, cell, is_new.to(z.dtype)),
-    ]
-    return torch.stack([grid[:-_OUTSIDE].view(frames, ny, nx) for grid in maps], 1)
+    # older points, newest points, and points outside, which several cells share on a GPU
+    size = frames * ny * nx
+    spread = 2 * size + torch.arange(len(cell), device=cell.device) % _OUTSIDE
+    cell = torch.where(inside, cell + size * (age < NEWEST), spread)
+    highest = z.new_full((2 * size + _OUTSIDE,), _EMPTY).scatter_reduce(0, cell, z, "amax")
+    count = z.new_zeros(2 * size + _OUTSIDE).scatter_add(0, cell, torch.ones_like(z))
+    highest, count = (t[:-_OUTSIDE].view(2, frames, ny, nx) for t in (highest, count))
+    return torch.stack([highest.amax(0), highest[1], count.sum(0), count[1]], 1)
 
 
 def point_signals(maps: Tensor, boxes: Tensor, frame: Tensor, config: Config) -> Signals:
