@@ -62,6 +62,7 @@ def find_python(minor: int) -> str | None:
 def run(*words: object, cwd: Path) -> str | None:
     """Run a command; return the last line that it printed if it fails, else None."""
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    clean.setdefault("OMP_NUM_THREADS", "1")  # threads that wait for each other on a busy machine
     try:
         done = subprocess.run(
             list(map(str, words)), cwd=cwd, env=clean, capture_output=True, text=True,
@@ -84,7 +85,7 @@ def try_python(python: str, wheel: Path) -> tuple[str | None, str]:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         binaries = place / "env" / "bin"
-        pip = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+        pip = ("-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check")
         (place / "start.py").write_text(quick_start((ROOT / "README.md").read_text()))
         for step in (
             (python, "-m", "venv", place / "env"),
