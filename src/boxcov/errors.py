@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any
+from typing import Any, get_args
 
 _PIP_NAMES = {"rerun": "rerun-sdk", "PIL": "pillow", "yaml": "pyyaml"}
 
@@ -49,6 +49,18 @@ def join_names(names: Iterable[str], most: int = 8) -> str:
     if len(names) <= most:
         return ", ".join(names)
     return f"{', '.join(names[:most])} and {len(names) - most} more"
+
+
+def check_choice(name: str, value: object, choices: Any) -> None:
+    """Raise if the argument ``name`` is not one of the values of the Literal ``choices``."""
+    if value not in get_args(choices):
+        raise BoxcovError(f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}")
+
+
+def check_positive(name: str, value: object) -> None:
+    """Raise if the argument ``name`` is not a whole number of at least 1."""
+    if not isinstance(value, int) or value < 1:
+        raise BoxcovError(f"{name} must be a whole number of at least 1, got {value!r}")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

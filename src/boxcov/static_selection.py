@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, check_positive
 
 if TYPE_CHECKING:
     from boxcov.detector import Selection
@@ -31,9 +31,7 @@ class StaticLimits:
 
     def __post_init__(self) -> None:
         for name in ("boxes", "candidates", "pairs"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise BoxcovError(f"{name} must be a whole number of at least 1, got {value!r}")
+            check_positive(name, getattr(self, name))
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,19 @@ from boxcov._torch.inputs import load_item
 from boxcov._torch.modules import check_finite_weights, fingerprint
 from boxcov.configuration import of_network
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError, BoxcovWarning, NotFiniteFrameError, join_names
+from boxcov.errors import (
+    BoxcovError,
+    BoxcovWarning,
+    NotFiniteFrameError,
+    check_choice,
+    join_names,
+)
 from boxcov.kfac.accumulate import Accumulator
 from boxcov.kfac.checkpoint import Checkpoint, Checkpointer, Items, PassSums
 from boxcov.kfac.ekfac import GradientMoments
 from boxcov.kfac.factors import kronecker_blocks
 from boxcov.kfac.losses import FrameLosses
-from boxcov.kfac.options import FitOptions, check_choice, select_parameters
+from boxcov.kfac.options import FitOptions, select_parameters
 from boxcov.posterior.kronecker_block import check_precisions
 from boxcov.posterior.posterior import FisherKind, Posterior
 from boxcov.posterior.prior import auto_prior_precision

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from torch import nn
 
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError, join_names
+from boxcov.errors import BoxcovError, check_choice, join_names
 from boxcov.posterior.posterior import Form, Locations
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
@@ -57,12 +57,6 @@ class FitOptions:
             raise BoxcovError(f"fraction must be above 0 and at most 1, got {self.fraction}")
         if self.ekfac and self.form == "paper":
             raise BoxcovError("ekfac needs form='eigen': the paper's form is Q^-1 (x) H^-1")
-
-
-def check_choice(name: str, value: str, choices: Any) -> None:
-    """Raise if ``value`` is not one of the Literal ``choices``."""
-    if value not in get_args(choices):
-        raise BoxcovError(f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}")
 
 
 def select_parameters(

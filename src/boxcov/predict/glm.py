@@ -10,7 +10,7 @@ from torch import Tensor
 from boxcov._torch.precision import at_least_float32
 from boxcov.detections import Detections
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError
+from boxcov.errors import check_positive
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.linearize import LinearizationPoint
 from boxcov.predict.predictor import PosteriorPredictor, logit_fields
@@ -42,10 +42,8 @@ class GLM(PosteriorPredictor):
         max_boxes: int | None = None,
         with_logit: bool = False,
     ) -> None:
-        if max_boxes is not None and (not isinstance(max_boxes, int) or max_boxes < 1):
-            raise BoxcovError(
-                f"max_boxes must be a whole number of boxes of at least 1, got {max_boxes!r}"
-            )
+        if max_boxes is not None:
+            check_positive("max_boxes", max_boxes)
         super().__init__(detector, posterior, with_logit)
         self.max_boxes = max_boxes
         self.router = self.build_router()

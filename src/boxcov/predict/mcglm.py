@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from torch import Tensor
 
 from boxcov.detections import Detections
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, check_choice
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.covariance import sample_covariance
 from boxcov.predict.finite_difference import check_step, finite_differences
@@ -62,9 +62,7 @@ class MCGLM(PosteriorPredictor):
         engine: EngineOptions | None = None,
     ) -> None:
         check_samples(samples)
-        if derivative not in get_args(Derivative):
-            known = ", ".join(get_args(Derivative))
-            raise BoxcovError(f"derivative must be one of {known}, got {derivative!r}")
+        check_choice("derivative", derivative, Derivative)
         if not epsilon > 0:
             raise BoxcovError(f"epsilon must be above 0, got {epsilon}")
         super().__init__(detector, posterior, with_logit, engine)

@@ -37,14 +37,14 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 from logging import getLogger
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 from warnings import warn
 
 import torch
 from torch import Tensor
 
 from boxcov._torch.precision import Precision
-from boxcov.errors import BoxcovError, BoxcovWarning
+from boxcov.errors import BoxcovError, BoxcovWarning, check_choice, check_positive
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.cuda.static_graph import CaptureError, GraphPass, StaticGraph
 from boxcov.predict.forward_mode.derivatives import TangentPropagation
@@ -85,15 +85,11 @@ class EngineOptions:
     verify: int | Literal["always"] = 16
 
     def __post_init__(self) -> None:
-        if self.precision not in get_args(Precision):
-            known = ", ".join(get_args(Precision))
-            raise BoxcovError(f"precision must be one of {known}, got {self.precision!r}")
+        check_choice("precision", self.precision, Precision)
         if not 1e-6 <= self.tolerance <= 0.1:
             raise BoxcovError(f"tolerance must lie between 1e-6 and 0.1, got {self.tolerance!r}")
-        if self.chunk is not None and (not isinstance(self.chunk, int) or self.chunk < 1):
-            raise BoxcovError(
-                f"chunk must be a whole number of directions of at least 1, got {self.chunk!r}"
-            )
+        if self.chunk is not None:
+            check_positive("chunk", self.chunk)
         if self.verify != "always" and (not isinstance(self.verify, int) or self.verify < 1):
             raise BoxcovError(
                 f"verify must be 'always' or a number of calls of at least 1, got {self.verify!r}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from boxcov.detectors.labels import Labels
 from boxcov.detectors.objects import check_one_per_frame, objects_of
 from boxcov.detectors.signals import RAW_NAMES
 from boxcov.detectors.torchvision.signals import BoxOutputs
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, check_choice
 
 Raw = dict[str, Any]
 Images = Literal["rgb", "coco"]
@@ -47,10 +47,7 @@ class TorchvisionDetector(Detector):
         super().__init__()
         if threshold is not None and not 0 <= threshold <= 1:
             raise BoxcovError(f"threshold must be from 0 to 1, got {threshold}")
-        if images not in get_args(Images):
-            raise BoxcovError(
-                f"images must be one of {', '.join(get_args(Images))}, got {images!r}"
-            )
+        check_choice("images", images, Images)
         self.model: Any = model
         self.threshold, self.images = threshold, images
         count = self.count()
