@@ -128,7 +128,7 @@ NUMBERS = [
     Mutant(
         "same seed, same draws",
         "predict/forward_mode/derivatives.py",
-        "torch.Generator().manual_seed(seed)",
+        "torch.Generator().manual_seed(self.seed)",
         "torch.Generator().manual_seed(torch.seed())",
         SAME,
     ),

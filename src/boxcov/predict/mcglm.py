@@ -24,11 +24,10 @@ Derivative = Literal["jvp", "fd"]
 class MCGLM(PosteriorPredictor):
     """The paper's method: derivatives along samples of the posterior, and their covariance.
 
-    samples: k, the number of directions; the error of the covariance falls as 1 / sqrt(k), while
-        ``ExactGLM`` has none.
+    samples: k, the number of directions, which are drawn once with ``seed``. The error of the
+        covariance falls as 1 / sqrt(k), while ``ExactGLM`` has none.
     derivative: "jvp" is forward-mode differentiation, exact; "fd" is the paper's finite difference
         with the step ``epsilon``.
-    fresh: draw new directions for every frame; otherwise those of ``seed`` serve all frames.
     cross_box: also return the joint covariance of all boxes, of low rank: see
         ``Detections.cross_covariance``.
     with_logit: also return the variance of each score's logit and its covariance with the box.
@@ -56,7 +55,6 @@ class MCGLM(PosteriorPredictor):
         epsilon: float = 1e-7,
         seed: int = 0,
         *,
-        fresh: bool = False,
         cross_box: bool = False,
         with_logit: bool = False,
         engine: EngineOptions | None = None,
@@ -67,8 +65,8 @@ class MCGLM(PosteriorPredictor):
             raise BoxcovError(f"epsilon must be above 0, got {epsilon}")
         super().__init__(detector, posterior, with_logit, engine)
         self.samples, self.derivative, self.epsilon, self.seed = samples, derivative, epsilon, seed
-        self.fresh, self.cross_box = fresh, cross_box
-        self._samples = PosteriorSamples(self.posterior, samples, seed, fresh)
+        self.cross_box = cross_box
+        self._samples = PosteriorSamples(self.posterior, samples, seed)
         self.router = self.build_router()
         self.set_error_model(posterior.error_model)
 
@@ -84,7 +82,6 @@ class MCGLM(PosteriorPredictor):
             "samples": self.samples,
             "derivative": self.derivative,
             "seed": self.seed,
-            "fresh": self.fresh,
         }
         if self.derivative == "fd":
             own["epsilon"] = self.epsilon
@@ -107,7 +104,6 @@ class MCGLM(PosteriorPredictor):
 
     def _differences(self, point: LinearizationPoint) -> Tensor:
         """J eta of z (m, D, k), one pass per direction; the step is checked on the first boxes."""
-        self._samples.next_frame()
         A = finite_differences(point, self._samples.etas, self.epsilon)
         if self.router.route is None:
             self.router.settle("finite differences", "finite differences")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor
 
@@ -38,10 +37,6 @@ class DirectionRouter(TangentRouter):
         chunk = options.chunk
         self.chunk = None if chunk is None or chunk >= samples.count else chunk
         self._has_below = False  # known once the stages are verified
-
-    def plain_pass(self, inputs: Any) -> LinearizationPoint:
-        self.samples.next_frame()
-        return super().plain_pass(inputs)
 
     def needs_trunk(self) -> bool:
         has_stages = not self.stages_check.is_refused

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -22,27 +24,18 @@ from boxcov.predict.forward_mode.tangents import (
 from boxcov.predict.linearize import LinearizationPoint, Weights
 
 
+@dataclass(frozen=True)
 class PosteriorSamples:
-    """k directions eta, drawn from the posterior: once from ``seed``, or anew for every frame."""
+    """k directions eta, drawn from the posterior with ``seed`` when they are first needed."""
 
-    def __init__(
-        self, posterior: Posterior, count: int, seed: int, per_frame: bool = False
-    ) -> None:
-        self.posterior, self.count, self.per_frame = posterior, count, per_frame
-        self._generator = torch.Generator().manual_seed(seed)
-        self._etas: dict[str, Tensor] | None = None
+    posterior: Posterior
+    count: int  # k
+    seed: int
 
-    @property
+    @cached_property
     def etas(self) -> dict[str, Tensor]:
         """Directions (k, *shape) by parameter name, of all layers."""
-        if self._etas is None:
-            self._etas = self.posterior.sample(self.count, self._generator)
-        return self._etas
-
-    def next_frame(self) -> None:
-        """Draw new directions, if every frame has its own."""
-        if self.per_frame:
-            self._etas = self.posterior.sample(self.count, self._generator)
+        return self.posterior.sample(self.count, torch.Generator().manual_seed(self.seed))
 
 
 class ForwardModeError(BoxcovError):

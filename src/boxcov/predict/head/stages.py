@@ -72,7 +72,6 @@ class StagedHead:
         self._captures = cuda_graphs
         self._graphs: Graphs | None = None
         self._layers: tuple[int, ...] = ()
-        self._etas: Mapping[str, Tensor] | None = None
         self._sizes: dict[int, PaddedSize] = {}
 
     @property
@@ -85,6 +84,7 @@ class StagedHead:
     ) -> StagedResult | None:
         """The head's part for all boxes; None if the detector has no stages of a supported form.
 
+        etas: the same directions (k, *shape) by parameter name in every call.
         A head in half precision is not supported: its oracle is not precise enough.
         """
         on_autocast = torch.is_autocast_enabled(point.boxes.device.type)
@@ -138,20 +138,17 @@ class StagedHead:
     def _prepare(
         self, staged: HeadStages, names: Mapping[int, str], etas: Mapping[str, Tensor] | None
     ) -> None:
-        """Arrange the weights for the stages and directions of this frame, if they are new."""
+        """Arrange the weights for the stages of this frame, if they are new."""
         stages = (*staged.stem, *staged.branches)
         layers = tuple(id(layer) for stage in stages for row in stage.layers for layer in row)
-        if layers == self._layers and etas is self._etas:
+        if layers == self._layers:
             return
-        has_new_directions = layers == self._layers
         self.weights = build_head_weights(staged, self.posterior, names, etas, self.tolerance)
-        self._layers, self._etas = layers, etas
+        self._layers = layers
         self._graphs = None  # a captured graph holds the old weights
-        self._captures &= not has_new_directions  # directions that change are not worth it
-        if not has_new_directions:
-            self._sizes.clear()
-            first = staged.stem[0].layers if staged.stem else ()
-            self.first_layer = frozenset(id(layer.weight) for row in first for layer in row)
+        self._sizes.clear()
+        first = staged.stem[0].layers if staged.stem else ()
+        self.first_layer = frozenset(id(layer.weight) for row in first for layer in row)
 
 
 def decode_result(
