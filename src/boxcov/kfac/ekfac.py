@@ -85,10 +85,10 @@ class GradientMoments:
         """Return the posterior with the corrected eigenvalues."""
         if not self.frames:
             raise BoxcovError("the frames of the first pass are not there for the second one")
+        means = {name: total / self.frames for name, total in self.squares.items()}
         blocks = {
-            name: replace(block, ekfac_eigenvalues=(self.squares[name] / self.frames).to(dtype))
+            name: replace(block, ekfac_eigenvalues=means[name].to(block.Q.values.dtype))
             for name, block in self.kfac_posterior.blocks.items()
-            for dtype in [block.Q.values.dtype]
         }
         return replace(self.kfac_posterior, blocks=blocks)
 
