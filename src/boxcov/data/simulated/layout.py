@@ -187,8 +187,8 @@ def _roadworks(rng: Rng, road: Road) -> list[Placement]:
         return []
     side, s0 = float(rng.sign()), rng.number(-28, 28)
     t0 = side * (road.edge + rng.number(-1.5, 5.0))
-    cones = _row(rng, _ID["traffic_cone"], 2, 8, s0, t0, rng.number(1.4, 4.0), 0.0)
-    barriers = _row(rng, _ID["barrier"], 2, 8, s0, t0, 2.95, pi / 2)
+    cones = _rows(rng, "traffic_cone", (s0, t0), rng.number(1.4, 4.0), 0.0)
+    barriers = _rows(rng, "barrier", (s0, t0), 2.95, pi / 2)
     n = 3
     kind = rng.choice(_by_number({"construction_vehicle": 0.75, "truck": 0.25}), n)
     s, t = s0 + rng.uniform(-14, 14, n), t0 + side * rng.uniform(2, 12, n)
@@ -196,10 +196,9 @@ def _roadworks(rng: Rng, road: Road) -> list[Placement]:
     return [cones, barriers, machines]
 
 
-def _row(
-    rng: Rng, kind: int, rows: int, most: int, s0: float, t0: float, gap: float, turn: float
-) -> Placement:
-    """Return up to ``most`` objects per row, ``gap`` apart, with yaw ``turn`` to the row."""
+def _rows(rng: Rng, kind: str, middle: tuple[float, float], gap: float, turn: float) -> Placement:
+    """Return two rows of up to 8 objects, ``gap`` apart, with yaw ``turn`` to their row."""
+    rows, most, (s0, t0) = 2, 8, middle
     step = torch.arange(most)[None]
     direction = torch.where(
         rng.chance(0.7, rows, 1), rng.normal(0, 0.12, rows, 1), rng.uniform(-pi, pi, rows, 1)
@@ -219,7 +218,7 @@ def _row(
     there = step < rng.uniform(0.35, 1.05, rows, 1) * most
     keep = there & rng.chance(0.8, rows, 1) & rng.chance(0.95, rows, most)
     yaw = direction + turn + rng.normal(0, 0.04, rows, most)
-    return _standing(torch.full((rows * most,), kind), s, t, yaw).where(keep.flatten())
+    return _standing(torch.full((rows * most,), _ID[kind]), s, t, yaw).where(keep.flatten())
 
 
 def _yards(rng: Rng, road: Road) -> list[Placement]:

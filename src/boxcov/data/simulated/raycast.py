@@ -7,6 +7,7 @@ the columns in which it can be seen.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import pi
 
@@ -74,9 +75,8 @@ def cast(fan: Fan, prisms: Prisms, penetration: Tensor, reach: float) -> Hits:
     tensor([4., inf, inf, inf])
     """
     views, columns, beams = penetration.shape
-    first, count = visible_columns(
-        fan, prisms.x, prisms.y, prisms.yaw, prisms.half_length, prisms.half_width, reach
-    )
+    outlines = (prisms.x, prisms.y, prisms.yaw, prisms.half_length, prisms.half_width)
+    first, count = visible_columns(fan, outlines, reach)
     owner, column = interval_rows(first, count, columns)  # (P,) each
     entry, leave, cosine = _outline(fan, prisms, owner, column)  # (P,) each
     cell = owner // prisms.x.shape[1] * columns + column  # (P,) which column of which view
@@ -107,22 +107,17 @@ def cast(fan: Fan, prisms: Prisms, penetration: Tensor, reach: float) -> Hits:
     )
 
 
-def visible_columns(
-    fan: Fan,
-    x: Tensor,
-    y: Tensor,
-    yaw: Tensor,
-    half_length: Tensor,
-    half_width: Tensor,
-    reach: float,
-) -> tuple[Tensor, Tensor]:
+def visible_columns(fan: Fan, outlines: Sequence[Tensor], reach: float) -> tuple[Tensor, Tensor]:
     """Return the first column in which each oriented rectangle (V, M) is seen, and their number.
+
+    outlines: x, y, yaw, half of the length along the yaw and half of the width, (V, M) each.
 
     >>> one = torch.ones(1, 1)
     >>> fan = Fan(torch.zeros(1, 3), torch.zeros(1), torch.tensor([0.1]), columns=360)
-    >>> visible_columns(fan, 10 * one, 0 * one, 0 * one, 1e-3 * one, 1.6 * one, reach=70.0)
+    >>> visible_columns(fan, (10 * one, 0 * one, 0 * one, 1e-3 * one, 1.6 * one), reach=70.0)
     (tensor([[-9]]), tensor([[19]]))
     """
+    x, y, yaw, half_length, half_width = outlines
     dx, dy = x - fan.origins[:, :1], y - fan.origins[:, 1:2]
     cos, sin = yaw.cos(), yaw.sin()
     signs = torch.tensor([[1.0, 1.0, -1.0, -1.0], [1.0, -1.0, 1.0, -1.0]], device=x.device)

@@ -181,7 +181,7 @@ def _count_points(
     key = Fan(fan.origins[::sweeps], fan.starts[::sweeps], fan.tangents, fan.columns)
     x, y, z, width, length, height, yaw = boxes[..., :7].unbind(-1)
     half = [side / 2 + TOLERANCE for side in (length, width, height)]
-    first, count = visible_columns(key, x, y, yaw, half[0], half[1], reach=1e3)
+    first, count = visible_columns(key, (x, y, yaw, half[0], half[1]), reach=1e3)
     owner, column = interval_rows(
         first, count * ((kind >= 0) & (kind < len(CLASSES))), fan.columns
     )  # (P,)
