@@ -387,7 +387,8 @@ def write(name: str, table: dict[str, Any], step: str) -> None:
         f"python studies/widening.py collect --root OUT; "
         f"python studies/widening.py {step} --root OUT",
         "date": date.today().isoformat(),
-        "machine": "collected on one NVIDIA H200, fitted on one CPU thread",
+        "machine": "collected on one NVIDIA H200 (stress frames on a CPU), "
+        "fitted on one CPU thread",
     }
     content = {**about, **{key: table[key] for key in ("columns", "digits", "rows", "notes")}}
     (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
