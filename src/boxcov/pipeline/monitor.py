@@ -11,10 +11,9 @@ from typing import Any, TextIO
 import numpy as np
 
 from boxcov.detections import Detections
-from boxcov.errors import BoxcovError
 from boxcov.files import check_writable, write_text
 from boxcov.input_file import conform, open_text, parse_metadata, reading
-from boxcov.monitor import Monitor, Verdict
+from boxcov.monitor import Monitor
 from boxcov.pipeline.options import MonitorCommand
 from boxcov.pipeline.paths import holds_output
 from boxcov.pipeline.terminal import say, say_json
@@ -42,7 +41,8 @@ def run(options: MonitorCommand, out: TextIO) -> dict[str, Any]:
         if "error" in frame:
             verdict = {"alarm": True, "reasons": [f"no boxes: {frame['error']}"]}
         else:
-            verdict = asdict(_judge(monitor, name, frame))
+            with reading(f"frame {name}", "boxes of a frame"):
+                verdict = asdict(monitor(frame))
             totals |= {key: verdict[key] for key in ("p_value", "evidence")}
             totals["changes"] += verdict["change"]
         totals["frames"] += 1
@@ -66,13 +66,6 @@ def load_monitor(options: MonitorCommand) -> Monitor:
         usual = [frame for _, frame in _frames(str(options.usual)) if "error" not in frame]
     with reading(options.usual, "a file of usual frames"):
         return Monitor(usual, options.false_alarm_rate, options.run_length)
-
-
-def _judge(monitor: Monitor, name: str, frame: Detections | Mapping[str, Any]) -> Verdict:
-    try:
-        return monitor(frame)
-    except BoxcovError as error:
-        raise BoxcovError(f"frame {name}: {error}") from None
 
 
 def _frames(where: str) -> Iterator[tuple[str, Any]]:
