@@ -25,7 +25,15 @@ def test_points_and_images_are_recognised(inputs: object, shape: tuple[int, ...]
 
 
 @pytest.mark.parametrize(
-    "inputs", [None, {"pixels": torch.zeros(3, 4, 4)}, [], torch.zeros(1, 4, 8, 8), torch.zeros(3)]
+    "inputs",
+    [
+        None,
+        [],
+        {"pixels": torch.zeros(3, 4, 4)},
+        torch.zeros(3),
+        torch.zeros(1, 4, 8, 8),
+        torch.randn(1, 3, 8, 8),  # normalised
+    ],
 )
 def test_other_inputs_have_no_background(inputs: object) -> None:
     assert background_of(inputs) is None

@@ -8,7 +8,7 @@ from boxcov import BoxcovError, Detections
 from boxcov.detectors.torchvision import TorchvisionDetector
 from boxcov.detectors.transformers.detector import QueryDetector
 from boxcov.detectors.ultralytics import Yolo
-from boxcov.pipeline.frame_files import FrameReader, background_of, scale_boxes
+from boxcov.pipeline.frame_files import FrameReader, scale_boxes
 from helpers.error_models import make_error_model
 
 IMAGE = torch.randint(0, 255, (3, 48, 96), generator=torch.Generator().manual_seed(0)).byte()
@@ -47,15 +47,6 @@ def test_transformers_need_their_image_processor() -> None:
     assert torch.equal(frame.inputs, IMAGE.float()[None])
     with pytest.raises(BoxcovError, match="does not know the input files of a QueryDetector: give"):
         FrameReader(without_network(QueryDetector, images=None))
-
-
-def test_background_of_inputs() -> None:
-    cloud = torch.rand(7, 5)
-    assert background_of([cloud]).shape == (7, 5)
-    assert background_of(IMAGE.float()[None]).shape == (48, 96, 3)
-    assert background_of([IMAGE.float()]).shape == (48, 96, 3)
-    for unknown in ({"pixels": cloud}, cloud, [], torch.randn(1, 3, 8, 8)):
-        assert background_of(unknown) is None
 
 
 def test_everything_in_pixels_is_scaled() -> None:
