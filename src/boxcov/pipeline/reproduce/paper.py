@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from typing import NamedTuple
 
 # by column of the paper's table, metric and error
@@ -91,11 +92,6 @@ def bounds(avu: float, pac: float, pui: float, rounding: float = 0.005) -> tuple
     >>> round(low.P_U, 2), round(high.P_U, 2)
     (0.36, 0.37)
     """
-    ends = [
-        shares(avu + a * rounding, pac + b * rounding, pui + c * rounding)
-        for a in (-1, 1)
-        for b in (-1, 1)
-        for c in (-1, 1)
-    ]
-    low = Shares(min(e.P_U for e in ends), min(e.P_A for e in ends))
-    return low, Shares(max(e.P_U for e in ends), max(e.P_A for e in ends))
+    steps = product((-rounding, rounding), repeat=3)
+    ends = [shares(avu + a, pac + b, pui + c) for a, b, c in steps]
+    return Shares(*map(min, zip(*ends))), Shares(*map(max, zip(*ends)))
