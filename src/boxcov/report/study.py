@@ -44,18 +44,6 @@ class Scene:
     truth_labels: Array  # (k,) index into classes
     image: Array | None = None  # (h, w, 3) bytes: red, green, blue; the boxes are in its pixels
 
-    def __post_init__(self) -> None:
-        if self.points.ndim != 2 or self.points.shape[1] < 2:
-            raise BoxcovError(
-                f"scene {self.name!r}: points have shape {self.points.shape}, "
-                "expected (p, 2 or more)"
-            )
-        if self.truth.ndim != 2 or len(self.truth) != len(self.truth_labels):
-            raise BoxcovError(
-                f"scene {self.name!r}: truth has shape {self.truth.shape} "
-                f"with {len(self.truth_labels)} labels, expected (k, D) with k labels"
-            )
-
 
 @dataclass(frozen=True)
 class Method:
@@ -92,12 +80,6 @@ class Study:
                 )
         for method in self.methods:
             _check_method(method, self.methods[0])
-        for number, scene in self.scenes.items():
-            if self.methods and len(scene.truth) and scene.truth.shape[1] != len(self.fields):
-                raise BoxcovError(
-                    f"scene {number}: truth has {scene.truth.shape[1]} fields per box, "
-                    f"the records have {len(self.fields)}"
-                )
 
     @staticmethod
     def of(
