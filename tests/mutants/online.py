@@ -91,7 +91,7 @@ ONLINE = [
         "pipeline/options/option.py",
         "is_number and value not in self.within:",
         "False:",
-        "cli/test_app.py::test_wrong_values_are_refused_before_any_work",
+        "cli/test_app.py::test_wrong_values_are_refused_before_any_work[fit --out x --count 0]",
     ),
     Mutant(
         "Ctrl-C is clean",
