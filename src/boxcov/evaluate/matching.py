@@ -76,13 +76,12 @@ def match(
             f"they need {' '.join(PLANE)}, or {' '.join(IMAGE)}"
         )
     n, k, D = len(scores), len(truth_labels), len(fields)
-    vectors = {"labels": labels, "frame": frame, "uncertainty": uncertainty}
-    matrices = {"covariance": covariance, "predictive": predictive}
-    _check_shapes({"boxes": boxes}, (n, D))
-    _check_shapes({**vectors, "score_variance": score_variance}, (n,))
-    _check_shapes(matrices, (n, D, D))
-    _check_shapes({"truth_boxes": truth_boxes}, (k, D))
-    _check_shapes({"truth_frame": truth_frame}, (k,))
+    _check_shapes((n, D), boxes=boxes)
+    _check_shapes((n,), labels=labels, frame=frame, uncertainty=uncertainty)
+    _check_shapes((n,), score_variance=score_variance)
+    _check_shapes((n, D, D), covariance=covariance, predictive=predictive)
+    _check_shapes((k, D), truth_boxes=truth_boxes)
+    _check_shapes((k,), truth_frame=truth_frame)
     if n and not 0 <= np.min(labels) <= np.max(labels) < len(classes):
         raise BoxcovError(
             f"labels of predictions from {np.min(labels)} to {np.max(labels)}, but "
@@ -110,12 +109,14 @@ def match(
         truth=truth,
         iou=iou,
         l2=l2,
-        covariance=None if covariance is None else np.asarray(covariance)[keep],
-        predictive=None if predictive is None else np.asarray(predictive)[keep],
-        score_variance=(
-            None if score_variance is None else np.asarray(score_variance, dtype=float)[keep]
-        ),
+        covariance=_rows(covariance, keep),
+        predictive=_rows(predictive, keep),
+        score_variance=_rows(score_variance, keep),
     )
+
+
+def _rows(value: Array | None, keep: Array) -> Array | None:
+    return None if value is None else np.asarray(value)[keep]
 
 
 def pair_by_distance(predictions: Predictions, objects: Objects, limit: float) -> Array:
@@ -226,7 +227,7 @@ def select_fields(fields: tuple[str, ...], names: tuple[str, ...], boxes: Array)
     return boxes[:, [fields.index(name) for name in names]]
 
 
-def _check_shapes(arrays: dict[str, Array | None], shape: tuple[int, ...]) -> None:
+def _check_shapes(shape: tuple[int, ...], **arrays: Array | None) -> None:
     for name, value in arrays.items():
         if value is not None and np.shape(value) != shape:
             raise BoxcovError(
