@@ -11,7 +11,7 @@ import torch
 
 from boxcov import BoxcovError, Detections, Posterior
 from boxcov.data.simulated import CLASSES
-from boxcov.error_model import training, unusual_frames
+from boxcov.error_model import unusual_frames
 from boxcov.error_model.calibrate import fit_error_model, predict_frames
 from boxcov.evaluate.ground_truth import match_detections
 from boxcov.evaluate.ranking import auroc
@@ -26,14 +26,6 @@ from helpers.command_line import boxcov
 
 WORD = "centerpoint:small"
 FRAMES = "--count 10 --sweeps 2"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_epochs():
-    """The fits themselves are tested in tests/error_model."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "EPOCHS", 2)
-        yield
 
 
 @pytest.fixture(scope="module")

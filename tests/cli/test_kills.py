@@ -59,7 +59,13 @@ def record(run: Killed, record_property) -> None:
     record_property(run.words[3], f"{run.kills} kills, {run.finished} finished runs; {stored}")
 
 
-def test_a_few_kills_lose_nothing(tmp_path) -> None:
+@pytest.fixture
+def no_processes(monkeypatch) -> None:
+    """Runs that are not killed stay in this process: torch's import takes seconds."""
+    monkeypatch.setattr(Killed, "own_processes", False)
+
+
+def test_a_few_kills_lose_nothing(tmp_path, no_processes) -> None:
     """In both passes, with a worker process."""
     killed(fitted(tmp_path, 6, "--ekfac", "--workers", 1), kills=2)
 
@@ -79,7 +85,7 @@ def test_kills_in_both_passes(tmp_path, record_property) -> None:
     assert max(run.counted) > 20  # also in the second pass
 
 
-def test_kills_of_live_checkpoints_and_blocks(tmp_path) -> None:
+def test_kills_of_live_checkpoints_and_blocks(tmp_path, no_processes) -> None:
     for name, start in (("fit", fitted), ("predict", predicted)):
         (tmp_path / name).mkdir()
         run = killed(start(tmp_path / name, 24, kind=LiveKilled), kills=2)

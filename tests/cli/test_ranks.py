@@ -62,9 +62,9 @@ def alone(made, tmp_path_factory) -> bytes:
     return out.read_bytes()
 
 
-@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("count", [3, 5])
 def test_ranks_write_the_file_of_one_process(tmp_path, made, alone, count) -> None:
-    """Four blocks: split evenly, unevenly, and over more ranks than blocks."""
+    """Four blocks: split unevenly, and over more ranks than blocks."""
     out = tmp_path / "d.safetensors"
     ended = forked(count, lambda rank: prediction.run(replace(made, out=out), block=2))
     assert [code for code, _ in ended] == [0] * count, ended

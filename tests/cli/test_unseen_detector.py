@@ -22,6 +22,11 @@ def run(words: str) -> str:
     return done.out
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_epochs() -> None:
+    """As many as always: what the error model is worth is tested here."""
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A user's folder: mine.py, the weights beside it, and a folder of images."""

@@ -166,7 +166,8 @@ def yolo() -> tuple[Any, Posterior]:
 def test_yolox_agrees_with_torch(tmp_path, yolo, samples: Any) -> None:
     detector, posterior = yolo
     inputs = [photo(seed) for seed in (10, 11)]
-    posterior = calibrated(detector, posterior, samples, inputs[0])
+    if samples == "exact":  # the error model is half of the work; CenterPoint always has one
+        posterior = calibrated(detector, posterior, samples, inputs[0])
     model = model_of(detector, posterior, samples)
     limits = StaticLimits(boxes=32, candidates=84)
     export(detector, posterior, tmp_path / "yolox.onnx", inputs[0], samples, limits=limits)

@@ -29,12 +29,14 @@ from helpers.command_line import Done, boxcov
 class Killed:
     """Run ``boxcov WORDS --out OUT``, kill it at a random moment by SIGKILL, then resume it.
 
-    The first and the last run are processes of their own. Those that are killed are forks of this
-    one, without the seconds of the imports.
+    The first and the last run are processes of their own, unless ``own_processes`` is False. Those
+    that are killed are forks of this one, without the seconds of the imports.
 
     content: reads what must be equal from ``out``; by default the bytes of the file or files.
     kept: checks the files that a kill left and counts them. resume: the option to continue with.
     """
+
+    own_processes = True
 
     def __init__(
         self,
@@ -51,13 +53,16 @@ class Killed:
         self.before = {path.name for path in out.parent.iterdir()}
         self.kills = self.finished = 0
         self.counted: Counter[int] = Counter()  # what was kept after each kill
-        subprocess.run(self.words, check=True, capture_output=True)
-        self.whole = content(out)  # of a run without kills
-        self._remove()
+        if self.own_processes:
+            self._run_whole(self.words)
+            self.whole = content(out)  # of a run without kills
+            self._remove()
         began = time.monotonic()
         done = _run(self.words[3:])  # here, so that the forks need no import
         assert done.code == 0, done.err
         self.seconds = time.monotonic() - began
+        if not self.own_processes:
+            self.whole = content(out)
         self._compare()
 
     def kill(self) -> None:
@@ -87,8 +92,15 @@ class Killed:
 
     def finish(self) -> None:
         """Resume the run, wait for its end and compare the result."""
-        subprocess.run(self.again, check=True, capture_output=True)
+        self._run_whole(self.again)
         self._compare()
+
+    def _run_whole(self, words: list[str]) -> None:
+        if self.own_processes:
+            subprocess.run(words, check=True, capture_output=True)
+        else:
+            done = _run(words[3:])
+            assert done.code == 0, done.err
 
     def _compare(self) -> None:
         assert self.content(self.out) == self.whole
