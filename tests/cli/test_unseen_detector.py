@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from boxcov import MCGLM, Detections, ExactGLM, FitOptions, Posterior, fit
+from boxcov.error_model import training
 from boxcov.pipeline.detectors import load_detector
 from helpers import token_detector
 from helpers.command_line import boxcov
@@ -23,8 +25,11 @@ def run(words: str) -> str:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def few_epochs() -> None:
-    """As many as always: what the error model is worth is tested here."""
+def few_epochs() -> Iterator[None]:
+    """More than in the other files: what the error model is worth is tested here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "EPOCHS", 10)
+        yield
 
 
 @pytest.fixture(scope="module")
