@@ -18,7 +18,13 @@ from boxcov.detections import Detections
 from boxcov.evaluate.method_table import table
 from boxcov.evaluate.summary import class_groups, range_groups
 from boxcov.files import write_text
-from boxcov.report.charts import calibration_charts, gate_charts, runtime_charts, threshold_charts
+from boxcov.report.charts import (
+    LineChart,
+    calibration_charts,
+    gate_charts,
+    runtime_charts,
+    threshold_charts,
+)
 from boxcov.report.study import Method, Study
 from boxcov.report.svg import draw_bar_chart, draw_line_chart, legend
 from boxcov.report.tables import (
@@ -145,28 +151,10 @@ def _quality(study: Study, rows: Sequence[Mapping[str, Any]]) -> Section | None:
     """The metrics of every method and of the baselines on the same boxes."""
     if not study.has_boxes:
         return None
-    content = _gate(study) + (
-        "<p>A box is certain if its u is below the mean of all u: the trace of the covariance, or "
-        "the risk where the name says so. It is accurate if its IoU is at least 0.4, or if its "
-        "distance ℓ₂ is below the mean of the paired boxes. Small numbers are 95&nbsp;% intervals "
-        "over frames. “Chance level” is the metric with u shuffled. Higher is better, except for "
-        "AUSE. Score + size is a regression fitted on other frames. With the covariance it also "
-        "reads the logarithm of each variance; the last rows show the difference.</p>"
-        f"{metric_table(rows)}"
-    )
+    content = _gate(study) + _text("quality.html") + metric_table(rows)
     covariances = covariance_table(rows)
     if covariances:
-        content += (
-            "<h3>Covariances</h3><p>For paired boxes: the negative log-likelihood of the errors "
-            "(lower is better), the expected normalised calibration error (0 is right), the share "
-            "of errors inside 50, 90 and 95&nbsp;%, and the average normalised squared error (1 is "
-            "right, more is overconfident). The epistemic covariance is taken as a Gaussian, with "
-            "ellipsoids. The error model has the NLL of its Student-t distributions, summed over "
-            "the fields, the share of the errors of single fields inside its regions, and the "
-            "other two numbers of its predictive covariance; the yaw is that of the axis. A dash "
-            "marks a value that is infinite because a covariance is singular.</p>"
-            f"{covariances}"
-        )
+        content += _text("covariances.html") + covariances
     return Section("quality", "Quality", content)
 
 
@@ -175,11 +163,7 @@ def _gate(study: Study) -> str:
     charts = gate_charts(study)
     if not charts:
         return ""
-    text = (
-        "<p>Keep the boxes of lowest risk, or those of highest score: how many of them are bad, "
-        "over the share that one keeps.</p>"
-    )
-    return text + legend(charts) + _figures([draw_line_chart(chart) for chart in charts])
+    return _text("gate.html") + _line_charts(charts)
 
 
 def _calibration(study: Study) -> Section | None:
@@ -187,13 +171,7 @@ def _calibration(study: Study) -> Section | None:
     charts = calibration_charts(study)
     if not charts:
         return None
-    content = (
-        "<p>On the diagonal, what was promised happened. Risk: boxes in ten groups of equal size. "
-        "Regions: the errors of single fields of boxes with an object, inside the conformal half "
-        "widths, and inside the quantiles of the Student-t distributions. Ellipsoids: the "
-        "epistemic covariance leaves out the noise of sensor and labels.</p>"
-    )
-    content += legend(charts) + _figures([draw_line_chart(chart) for chart in charts])
+    content = _text("calibration.html") + _line_charts(charts)
     for method in viewer_methods(study):
         if len(method.records):
             groups = {name: headline(method.records[rows]) for name, rows in _groups(method)}
@@ -215,14 +193,8 @@ def _curves(study: Study) -> Section | None:
     charts = threshold_charts(study)
     if not charts:
         return None
-    text = (
-        "<p>Boxes at or above the threshold count as uncertain. For the risk, the threshold is the "
-        "risk itself; any other u is replaced by its quantile in a Gamma distribution fitted to "
-        "all u of its method. Higher is better in P(A|C) and P(U|I). AvU also falls where accurate "
-        "boxes are uncertain.</p>"
-    )
-    drawings = _figures([draw_line_chart(chart) for chart in charts])
-    return Section("curves", "Over the threshold", text + legend(charts[:1]) + drawings)
+    content = _text("curves.html") + _line_charts(charts, explained=charts[:1])
+    return Section("curves", "Over the threshold", content)
 
 
 def _runtime(study: Study) -> Section | None:
@@ -251,8 +223,17 @@ def _settings(study: Study) -> Section:
     return Section("settings", "Settings", f"<details class=more>{summary}{entries}</details>")
 
 
+def _line_charts(charts: Sequence[LineChart], explained: Sequence[LineChart] | None = None) -> str:
+    """Charts below a legend: of all of them, unless the lines of some explain the others."""
+    return legend(explained or charts) + _figures([draw_line_chart(chart) for chart in charts])
+
+
 def _figures(drawings: Sequence[str], style: str = "charts") -> str:
     return f'<div class="{style}">{"".join(f"<figure>{svg}</figure>" for svg in drawings)}</div>'
+
+
+def _text(name: str) -> str:
+    return _asset(name).replace("\n", " ")
 
 
 def _asset(name: str) -> str:

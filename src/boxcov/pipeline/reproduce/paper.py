@@ -1,4 +1,4 @@
-"""The numbers of the paper, tables I to VI.
+"""The numbers of the paper, tables I to VI: ``paper.json``.
 
 "Instance-Level Post Hoc Uncertainty Quantification in Object Detection".
 """
@@ -7,61 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import product
+from pathlib import Path
 from typing import NamedTuple
+
+from boxcov.input_file import read_json
 
 # by column of the paper's table, metric and error
 Figures = Mapping[str, Mapping[str, Mapping[str, float]]]
-
-
-def _columns(
-    names: tuple[str, ...], **rows: tuple[tuple[float, ...], tuple[float, ...]]
-) -> Figures:
-    metrics = {"AvU": rows["avu"], "P(A|C)": rows["pac"], "P(U|I)": rows["pui"]}
-    return {
-        name: {metric: {"IoU": iou[i], "l2": l2[i]} for metric, (iou, l2) in metrics.items()}
-        for i, name in enumerate(names)
-    }
-
-
-QUALITY = _columns(
-    ("MCI", "GLM", "MC-GLM"),
-    avu=((0.87, 0.64, 0.62), (0.90, 0.66, 0.62)),
-    pac=((0.92, 0.92, 0.92), (0.95, 0.93, 0.95)),
-    pui=((0.09, 0.14, 0.40), (0.10, 0.10, 0.40)),
-)
-DEPTH = _columns(
-    ("H", "N+H", "B+N+H"),
-    avu=((0.62, 0.63, 0.72), (0.62, 0.63, 0.73)),
-    pac=((0.92, 0.92, 0.93), (0.95, 0.95, 0.95)),
-    pui=((0.40, 0.40, 0.33), (0.40, 0.42, 0.34)),
-)
-SHARE = _columns(
-    ("100 %", "10 %", "5 %"),
-    avu=((0.72, 0.61, 0.66), (0.73, 0.62, 0.67)),
-    pac=((0.93, 0.92, 0.92), (0.95, 0.95, 0.95)),
-    pui=((0.33, 0.37, 0.32), (0.34, 0.39, 0.35)),
-)
-EPSILON = _columns(
-    ("1", "1e-3", "1e-7"),
-    avu=((0.88, 0.92, 0.62), (0.90, 0.94, 0.62)),
-    pac=((0.92, 0.92, 0.92), (0.94, 0.94, 0.95)),
-    pui=((0.08, 0.01, 0.40), (0.08, 0.01, 0.40)),
-)
-SAMPLES = _columns(
-    ("10", "20", "30"),
-    avu=((0.62, 0.64, 0.63), (0.62, 0.64, 0.64)),
-    pac=((0.92, 0.92, 0.92), (0.95, 0.95, 0.95)),
-    pui=((0.40, 0.39, 0.38), (0.40, 0.40, 0.39)),
-)
-TABLES = {
-    "quality": QUALITY,
-    "depth": DEPTH,
-    "share": SHARE,
-    "epsilon": EPSILON,
-    "samples": SAMPLES,
-}  # I, III, IV, V and VI
-RUNTIME = {"MCI": 525.0, "GLM": 10636.0, "MC-GLM": 542.0}  # ms per frame, 97.3 boxes on average
-STORAGE = {"H": 173.0, "N+H": 497.0, "B+N+H": 651.0}  # MB
+_NUMBERS = read_json(Path(__file__).with_suffix(".json"))
+TABLES: Mapping[str, Figures] = _NUMBERS["tables"]  # I, III, IV, V and VI
+RUNTIME: Mapping[str, float] = _NUMBERS["runtime"]  # II: ms per frame, 97.3 boxes on average
+STORAGE: Mapping[str, float] = _NUMBERS["storage"]  # III: MB
 
 
 class Shares(NamedTuple):
