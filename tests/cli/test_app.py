@@ -18,7 +18,7 @@ from boxcov.cli.command import typer_command
 from boxcov.cli.convert import convert
 from boxcov.data import simulated
 from boxcov.evaluate.geometry import corners, ellipse
-from boxcov.pipeline.options import DemoCommand, option, shared
+from boxcov.pipeline.options import DemoCommand, option
 from helpers.command_line import boxcov
 from helpers.export_boxes import in_space
 
@@ -127,7 +127,7 @@ assert len(sys.modules) < 450, len(sys.modules)
 class Long(option.Options):
     """Options of a command that can be resumed."""
 
-    resume: bool = shared.resume()
+    resume: bool = vocabulary.resume()
 
 
 def long(options: Long) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from boxcov.errors import BoxcovError
-from boxcov.pipeline.options import shared
+from boxcov.pipeline.options import vocabulary
 from boxcov.pipeline.options.common import (
     DataOptions,
     DetectorOptions,
@@ -37,8 +37,8 @@ from boxcov.pipeline.options.option import (
 class FitCommand(DetectorOptions):
     """Options of ``boxcov fit``."""
 
-    out: Path = shared.out(REQUIRED, text="File for the posterior.")
-    force: bool = shared.force()
+    out: Path = vocabulary.out(REQUIRED, text="File for the posterior.")
+    force: bool = vocabulary.force()
     source: DataOptions = DataOptions()
     depth: str = option(
         "head",
@@ -100,9 +100,9 @@ class FitCommand(DetectorOptions):
         metavar="SECONDS",
         within="[0, inf)",
     )
-    device: str = shared.device()
-    workers: int = shared.workers()
-    resume: bool = shared.resume()
+    device: str = vocabulary.device()
+    workers: int = vocabulary.workers()
+    resume: bool = vocabulary.resume()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -118,8 +118,8 @@ class FitCommand(DetectorOptions):
 class PredictCommand(DetectorOptions):
     """Options of ``boxcov predict``."""
 
-    out: Path = shared.out(REQUIRED, text="File for the boxes; a folder with --format kitti.")
-    force: bool = shared.force()
+    out: Path = vocabulary.out(REQUIRED, text="File for the boxes; a folder with --format kitti.")
+    force: bool = vocabulary.force()
     source: DataOptions = DataOptions()
     files: FileOptions = FileOptions()
     estimator: EstimatorOptions
@@ -129,12 +129,12 @@ class PredictCommand(DetectorOptions):
     with_logit: bool = option(
         False, OUTPUT, "Also write the variance of the score logit and its covariance with the box."
     )
-    format: Format = shared.format("native")
-    show: Path | None = shared.show()
+    format: Format = vocabulary.format("native")
+    show: Path | None = vocabulary.show()
     message: MessageOptions = MessageOptions()
-    device: str = shared.device()
-    workers: int = shared.workers()
-    resume: bool = shared.resume()
+    device: str = vocabulary.device()
+    workers: int = vocabulary.workers()
+    resume: bool = vocabulary.resume()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -154,9 +154,9 @@ class ConvertCommand(Options):
     """Options of ``boxcov convert``."""
 
     detections: Path = argument("Written by boxcov predict in the native format.")
-    out: Path = shared.out(REQUIRED, text="File to write; a folder with --format kitti.")
-    force: bool = shared.force()
-    format: Format = shared.format(REQUIRED)
+    out: Path = vocabulary.out(REQUIRED, text="File to write; a folder with --format kitti.")
+    force: bool = vocabulary.force()
+    format: Format = vocabulary.format(REQUIRED)
     source: PredictedData = PredictedData()
     message: MessageOptions = MessageOptions()
 
@@ -170,23 +170,25 @@ class EvaluateCommand(Options):
     uncertainty: Literal["trace", "expected-iou", "relative", "logdet", "score-variance"] = option(
         "trace", METHOD, "The scalar uncertainty u computed from each covariance."
     )
-    out: Path | None = shared.out(None, text="Write a report: one HTML page.")
-    force: bool = shared.force()
+    out: Path | None = vocabulary.out(None, text="Write a report: one HTML page.")
+    force: bool = vocabulary.force()
     scenes: int = option(6, OUTPUT, "Frames to show in the report.", within="[0, inf)")
     replicates: int = option(
         200, METHOD, "Bootstrap replicates for the intervals.", within="[2, inf)"
     )
-    seed: int = shared.seed()
-    workers: int = shared.workers()
-    resume: bool = shared.resume()
+    seed: int = vocabulary.seed()
+    workers: int = vocabulary.workers()
+    resume: bool = vocabulary.resume()
 
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrateCommand(DetectorOptions):
     """Options of ``boxcov calibrate``."""
 
-    out: Path = shared.out(REQUIRED, text="File for the calibrated posterior; may be the input.")
-    force: bool = shared.force()
+    out: Path = vocabulary.out(
+        REQUIRED, text="File for the calibrated posterior; may be the input."
+    )
+    force: bool = vocabulary.force()
     source: DataOptions = DataOptions()
     estimator: EstimatorOptions
     threshold: float | None = option(
@@ -206,7 +208,7 @@ class CalibrateCommand(DetectorOptions):
         "resized (copies of the frames with resized objects, LiDAR) or KIND:WHERE.",
         metavar="resized|KIND:WHERE",
     )
-    device: str = shared.device()
+    device: str = vocabulary.device()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -223,26 +225,28 @@ class CalibrateCommand(DetectorOptions):
 class CheckCommand(DetectorOptions):
     """Options of ``boxcov check``."""
 
-    out: Path | None = shared.out(
+    out: Path | None = vocabulary.out(
         None, text="Write a picture (PNG) of a CenterPoint's boxes in the first frame, from above."
     )
-    force: bool = shared.force()
-    data: str = shared.data()
-    split: str | None = shared.split()
-    sweeps: int = shared.sweeps()
-    seed: int = shared.seed()
-    device: str = shared.device()
+    force: bool = vocabulary.force()
+    data: str = vocabulary.data()
+    split: str | None = vocabulary.split()
+    sweeps: int = vocabulary.sweeps()
+    seed: int = vocabulary.seed()
+    device: str = vocabulary.device()
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainCommand(Options):
     """Options of ``boxcov train``."""
 
-    out: Path = shared.out(REQUIRED, text="File for the weights; a report is written next to it.")
-    force: bool = shared.force()
+    out: Path = vocabulary.out(
+        REQUIRED, text="File for the weights; a report is written next to it."
+    )
+    force: bool = vocabulary.force()
     config: str = option("small", METHOD, "small, pillar, voxel or kitti.")
-    data: str = shared.data()
-    split: str | None = shared.split()
+    data: str = vocabulary.data()
+    split: str | None = vocabulary.split()
     test: tuple[str, ...] = option(
         (), INPUT, "Test data; may be repeated.", metavar="KIND:WHERE", shown="as --data"
     )
@@ -252,20 +256,20 @@ class TrainCommand(Options):
     steps: int = option(4000, METHOD, "Training steps.", within="[1, inf)")
     batch: int = option(4, METHOD, "Frames per step.", within="[1, inf)")
     rate: float = option(2e-3, METHOD, "Highest learning rate.", within="(0, inf)")
-    sweeps: int = shared.sweeps()
-    seed: int = shared.seed()
-    device: str = shared.device()
+    sweeps: int = vocabulary.sweeps()
+    seed: int = vocabulary.seed()
+    device: str = vocabulary.device()
     start_from: str | None = option(
         None, INPUT, "Initial weights: a file, small, or pillar (in a checkout)."
     )
-    resume: bool = shared.resume()
+    resume: bool = vocabulary.resume()
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchCommand(DetectorOptions):
     """Options of ``boxcov bench``."""
 
-    data: str = shared.data()
+    data: str = vocabulary.data()
     boxes: tuple[int, ...] = option(
         (),
         METHOD,
@@ -281,16 +285,16 @@ class BenchCommand(DetectorOptions):
     )
     frames: int = option(3, INPUT, "Frames to time.", within="[1, inf)")
     repeats: int = option(7, METHOD, "Repetitions per frame.", within="[1, inf)")
-    seed: int = shared.seed()
-    device: str = shared.device()
+    seed: int = vocabulary.seed()
+    device: str = vocabulary.device()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportCommand(DetectorOptions):
     """Options of ``boxcov export``."""
 
-    out: Path = shared.out(REQUIRED, text="The .onnx file.")
-    force: bool = shared.force()
+    out: Path = vocabulary.out(REQUIRED, text="The .onnx file.")
+    force: bool = vocabulary.force()
     posterior: Path | None = option(
         None,
         INPUT,
@@ -320,9 +324,9 @@ class ExportCommand(DetectorOptions):
         "Frame to check the file on, as for boxcov stream.",
         shown="a simulated frame, or noise",
     )
-    reader: str | None = shared.reader()
-    size: int | None = shared.size()
-    seed: int = shared.seed()
+    reader: str | None = vocabulary.reader()
+    size: int | None = vocabulary.size()
+    seed: int = vocabulary.seed()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -344,7 +348,7 @@ class ReproduceCommand(DetectorOptions):
     )
     data: str = option("simulated:clear", INPUT, "Frames for the posterior.", metavar="KIND:WHERE")
     split: str | None = option("train", INPUT, "Split of --data.")
-    count: int | None = shared.count(text="Number of frames of --data.")
+    count: int | None = vocabulary.count(text="Number of frames of --data.")
     n_data: float | None = option(
         None,
         METHOD,
@@ -355,17 +359,17 @@ class ReproduceCommand(DetectorOptions):
         None, INPUT, "Frames to test on.", metavar="KIND:WHERE", shown="as --data"
     )
     test_split: str | None = option(None, INPUT, "Split of --test.")
-    test_count: int | None = shared.count(text="Number of frames of --test.")
+    test_count: int | None = vocabulary.count(text="Number of frames of --test.")
     shift: tuple[str, ...] = option(
         (), INPUT, "Data with a distribution shift; may be repeated.", metavar="KIND:WHERE"
     )
-    shift_count: int | None = shared.count(text="Number of frames of each --shift.")
+    shift_count: int | None = vocabulary.count(text="Number of frames of each --shift.")
     threshold: float = option(
         0.1, METHOD, "Only predictions with a higher score are evaluated.", within="[0, 1)"
     )
-    sweeps: int = shared.sweeps()
-    seed: int = shared.seed()
-    device: str = shared.device()
+    sweeps: int = vocabulary.sweeps()
+    seed: int = vocabulary.seed()
+    device: str = vocabulary.device()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from boxcov.errors import BoxcovError
-from boxcov.pipeline.options import shared
+from boxcov.pipeline.options import vocabulary
 from boxcov.pipeline.options.option import INPUT, METHOD, OUTPUT, Options, option
 
 SHIPPED_POSTERIOR = Path("small")  # the calibrated posterior of centerpoint:small in the package
@@ -67,13 +67,13 @@ class DataOptions(Options):
     10
     """
 
-    data: str = shared.data()
-    split: str | None = shared.split()
-    count: int | None = shared.count(
+    data: str = vocabulary.data()
+    split: str | None = vocabulary.split()
+    count: int | None = vocabulary.count(
         text="Number of frames.", shown="100 simulated frames, or the whole split"
     )
-    seed: int = shared.seed()
-    sweeps: int = shared.sweeps()
+    seed: int = vocabulary.seed()
+    sweeps: int = vocabulary.sweeps()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +94,8 @@ class FileOptions(Options):
         "--source: the float32 numbers of a point in a .bin file: nuscenes (x y z intensity beam), "
         "kitti (x y z intensity) or plain (x y z intensity age).",
     )
-    reader: str | None = shared.reader()
-    size: int | None = shared.size()
+    reader: str | None = vocabulary.reader()
+    size: int | None = vocabulary.size()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,7 +116,7 @@ class PredictedData(Options):
     split: str | None = option(
         None, INPUT, "Split of --data.", shown="as stated in the file, or that of boxcov predict"
     )
-    count: int | None = shared.count(
+    count: int | None = vocabulary.count(
         text="Number of frames of --data.", shown="as stated in the file"
     )
 

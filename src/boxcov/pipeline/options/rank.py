@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from boxcov.errors import BoxcovError
-from boxcov.pipeline.options import shared
+from boxcov.pipeline.options import vocabulary
 from boxcov.pipeline.options.common import (
     DataOptions,
     DetectorOptions,
@@ -23,8 +23,10 @@ from boxcov.pipeline.options.option import INPUT, METHOD, OUTPUT, REQUIRED, opti
 class RankCommand(DetectorOptions):
     """Options of ``boxcov rank``."""
 
-    out: Path = shared.out(REQUIRED, text="CSV file with one line per frame, the first one first.")
-    force: bool = shared.force()
+    out: Path = vocabulary.out(
+        REQUIRED, text="CSV file with one line per frame, the first one first."
+    )
+    force: bool = vocabulary.force()
     by: Literal["risk", "epistemic", "disagreement"] = option(
         "risk",
         METHOD,
@@ -50,8 +52,8 @@ class RankCommand(DetectorOptions):
     source: DataOptions = DataOptions()
     files: FileOptions = FileOptions()
     estimator: EstimatorOptions
-    device: str = shared.device()
-    workers: int = shared.workers()
+    device: str = vocabulary.device()
+    workers: int = vocabulary.workers()
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from boxcov.errors import BoxcovError
-from boxcov.pipeline.options import shared
+from boxcov.pipeline.options import vocabulary
 from boxcov.pipeline.options.common import (
     DetectorOptions,
     EstimatorOptions,
@@ -33,7 +33,7 @@ class StreamCommand(DetectorOptions):
     files: FileOptions
     estimator: EstimatorOptions
     watch: bool = option(False, INPUT, "Wait for new files in the folder, until Ctrl-C.")
-    count: int | None = shared.count(text="Stop after this many frames.")
+    count: int | None = vocabulary.count(text="Stop after this many frames.")
     warmup: int = option(
         5, OUTPUT, "First frames to leave out of the latencies.", within="[0, inf)"
     )
@@ -46,10 +46,10 @@ class StreamCommand(DetectorOptions):
     with_covariance: bool = option(
         False, OUTPUT, "Also write the covariance matrices, not only standard deviations."
     )
-    show: Path | None = shared.show()
+    show: Path | None = vocabulary.show()
     force: bool = option(False, OUTPUT, "Replace --show if it exists.")
-    seed: int = shared.seed()
-    device: str = shared.device()
+    seed: int = vocabulary.seed()
+    device: str = vocabulary.device()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,7 +83,7 @@ class MonitorCommand(Options):
     format: Literal["json", "prometheus"] = option(
         "json", OUTPUT, "One JSON line per frame, or the totals as Prometheus text."
     )
-    out: Path | None = shared.out(
+    out: Path | None = vocabulary.out(
         None, text="prometheus: file to replace after each frame.", shown="stdout, at the end"
     )
     save: Path | None = option(None, OUTPUT, "Write the usual frames as a small .json file.")

@@ -1,4 +1,4 @@
-"""Options that mean the same in every command, each a function that makes a dataclass field."""
+"""The words that mean the same in every command: functions that make the fields of options."""
 
 from __future__ import annotations
 
