@@ -196,6 +196,14 @@ def test_an_image_of_another_size_than_annotated(root: Path) -> None:
         ),
         (lambda c: c["annotations"][0].update(bbox="text"), "a damaged one"),
         (lambda c: c["categories"].append(7), "a damaged one"),
+        (
+            lambda c: c["categories"].append({**c["categories"][0], "name": "other"}),
+            "two categories have the same name or id",
+        ),
+        (
+            lambda c: c["categories"].append({**c["categories"][0], "id": 99}),
+            "two categories have the same name or id",
+        ),
     ],
 )
 def test_invalid_annotations_are_refused(root: Path, change, message: str) -> None:

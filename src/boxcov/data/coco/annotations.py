@@ -57,6 +57,8 @@ def _annotations(content: Any, classes: Sequence[str] | None, path: Path) -> Ann
         conform(entry["name"], str, f"{path}: the name of a category"): int(entry["id"])
         for entry in sorted(content["categories"], key=lambda entry: int(entry["id"]))
     }
+    if len(set(ids.values())) < len(content["categories"]):
+        raise BoxcovError(f"{path}: two categories have the same name or id")
     classes = tuple(ids) if classes is None else tuple(classes)
     unknown = [name for name in classes if name not in ids]
     if unknown:
