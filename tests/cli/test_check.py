@@ -72,8 +72,8 @@ def test_a_checkpoint_is_described_with_evidence(tmp_path: Path) -> None:
     assert rows["grid"][1] == str(tmp_path / "config.py")
     assert (tmp_path / "frame.png").read_bytes().startswith(b"\x89PNG")
     names = [finding["name"] for finding in json.loads(done.out)["findings"]]
-    looks = ("scores", "on points", "sizes", "orientation", "grid")
-    assert names[-5:] == [f"boxes: {name}" for name in looks]
+    looks = ("scores", "on points", "sizes", "orientation", "classes", "grid")
+    assert names[-6:] == [f"boxes: {name}" for name in looks]
     text = boxcov(f"{words} --legacy --config {tmp_path}/config.py").out
     assert "  generation  before 1.0  [as given]" in text
 
