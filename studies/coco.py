@@ -25,8 +25,8 @@ import torch
 from corruptions import KINDS, Corruption
 
 from boxcov import MCGLM, MCI, ExactGLM, NMSSpread, Posterior, fit
+from boxcov.concatenation import concatenate
 from boxcov.data import coco
-from boxcov.detections import concatenate
 from boxcov.detectors import yolox
 from boxcov.predict.predictor import Predictor
 
