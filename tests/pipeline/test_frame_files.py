@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -36,7 +38,8 @@ def test_torchvision_gets_whole_images_in_its_colours(images: str) -> None:
 
 @pytest.mark.parametrize(("size", "side"), [(None, 640), (96, 96)])
 def test_ultralytics_gets_letterboxed_images(size: int | None, side: int) -> None:
-    frame = FrameReader(without_network(Yolo, coco=False), size=size).image(IMAGE)
+    model = SimpleNamespace(args={"imgsz": 640})
+    frame = FrameReader(without_network(Yolo, coco=False, model=model), size=size).image(IMAGE)
     assert frame.inputs.shape == (1, 3, side, side)
     assert float(frame.inputs.max()) <= 1
     assert (frame.restore is None) == (side == 96)
