@@ -10,7 +10,9 @@ import torch
 
 from boxcov import BoxcovError
 from boxcov.detectors.centerpoint.nms import greedy_nms
+from boxcov.detectors.pyramid import ScoredBoxes, static_selection
 from boxcov.detectors.tiny import TinyCenter
+from boxcov.export.onnx.value_reads import find_value_reads
 from boxcov.static_selection import StaticLimits, best_rows, static_nms
 from helpers.centerpoint_cases import cloud, detector_of, pillar_config
 from helpers.yolox_cases import images, small
@@ -53,6 +55,27 @@ def test_centerpoint(rules: dict[str, Any], seed: int) -> None:
         check(detector, inputs, StaticLimits(boxes=5, candidates=500, pairs=200_000))
         == len(detector.detect(inputs)) - 5
     )
+
+
+def test_levels_of_kinds_are_constants() -> None:
+    """``instances`` groups boxes by level, which a graph can follow for constants alone."""
+    scores, low = torch.tensor([0.9, 0.8, 0.7]), torch.tensor([[0.0, 0], [9, 9], [20, 20]])
+    cell, number = torch.tensor([0, 5, 4]), torch.zeros(3, dtype=torch.long)
+    every = torch.ones(3, dtype=torch.bool)
+    with find_value_reads([scores, low, cell]) as lines:
+        boxes = torch.cat([low, low + 4], 1)
+        found = ScoredBoxes(scores, boxes, cell, number, number, above=every, reported=every)
+        static = static_selection(
+            found, StaticLimits(boxes=3), _levels, counts=[4, 1, 1], overlap=0.5, max_boxes=3
+        )
+        rows = [(kind.where == n).nonzero()[:, 0] for n, kind in enumerate(static.of_kind)]
+    assert not lines
+    assert static.kind.tolist() == [0, 2, 1]
+    assert [len(each) for each in rows] == [3, 3, 3]
+
+
+def _levels(cell: torch.Tensor, level: torch.Tensor) -> torch.Tensor:
+    return level
 
 
 def test_boxes_beyond_the_limits_are_counted() -> None:

@@ -56,8 +56,10 @@ def static_selection(
     level = level_of(cell, counts)
     labels, frame = found.labels[rows].clamp(min=0), torch.zeros_like(cell)
     selection = Selection(frame, found.scores[rows], labels, where(cell, level))
+    # constants: full_like would depend on the frame, and a graph cannot group boxes by that
+    each = [torch.full(level.shape, n, device=level.device) for n in range(len(counts))]
     of_kind = tuple(
-        replace(selection, where=where(moved, torch.full_like(level, n)))
+        replace(selection, where=where(moved, each[n]))
         for n, moved in enumerate(_on_each_level(cell, counts))
     )
     return StaticSelection(selection, count, left_off, level, of_kind)
