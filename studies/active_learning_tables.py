@@ -33,7 +33,7 @@ def main() -> None:
     settings = QUICK if args.quick else Settings()
     for name, table in tables_of(settings, dict(read_results(args.out))).items():
         print(table["title"], *table["rows"], sep="\n")
-        if not args.quick:
+        if table["rows"] and not args.quick:
             write_text(RESULTS / f"{name}.json", json.dumps(table, indent=1) + "\n")
 
 
@@ -65,14 +65,15 @@ def tables_of(s: Settings, results: dict[Job, dict[str, Any]]) -> dict[str, dict
     """Return the content of each table; methods with a missing result are left out."""
     about = {"command": COMMAND, "date": date.today().isoformat(), "machine": "one NVIDIA H200"}
     other = {"sum": "mean", "mean": "sum"}
-    columns = ["chosen by", *(f"{budget} frames" for budget in s.budgets)]
-    columns += ["minus random, mean", *(f"random for {b}" for b in s.budgets)]
-    columns += ["clear", "others", "of them not clear", "objects"]
+    columns = ["chosen by", *map(str, s.budgets), "minus random", "as random"]
+    columns += ["clear", "others", "not clear", "objects"]
     about |= {"columns": columns, "digits": [None] * len(columns)}
     note = (
         f"{len(s.seeds)} seeds; each has its own first detector and pool of {sum(s.pool)} frames. "
-        f"AP on {sum(s.test)} frames. 95 % t-intervals over seeds. Random for n: how many random "
-        f"frames give the AP of n chosen ones. The last four columns: {s.budgets[-1]} frames."
+        f"AP on {sum(s.test)} frames by the number of chosen ones. Minus random: mean over the "
+        "budgets, 95 % t-interval over seeds. As random: how many random frames give the same AP. "
+        f"The last four columns: AP on clear and on other frames, share and objects of the "
+        f"{s.budgets[-1]} chosen."
     )
     methods = {
         "labelling-active": [(method, AGGREGATE.get(method, "")) for method in METHODS],
@@ -112,14 +113,20 @@ def cells(results: dict[Job, Any], s: Settings, method: str, aggregate: str) -> 
         f"{method}, {aggregate}" if aggregate else method,
         *(f"{value:.3f}" for value in AP.mean(0)),
         None if is_random else interval(gain.mean(1).tolist()),
-        *(
-            None if is_random else f"{n:.0f}" if np.isfinite(n) else f"above {max(curve)[0]}"
-            for n in as_many
-        ),
+        None
+        if is_random
+        else ", ".join(_limited(n, min(curve)[0], max(curve)[0]) for n in as_many),
         *(f"{np.mean([one[key] for one in last]):.3f}" for key in ("AP clear", "AP others")),
         f"{np.mean([1 - one['picked']['clear'] / s.budgets[-1] for one in last]):.0%}",
         f"{np.mean([one['objects'] for one in last]):.0f}",
     ]
+
+
+def _limited(count: float, least: int, most: int) -> str:
+    """Return a number of random frames, or the end of the curve that it is beyond."""
+    if not np.isfinite(count):
+        return f"> {most}"
+    return f"<= {least}" if count <= least else f"{count:.0f}"
 
 
 if __name__ == "__main__":

@@ -14,12 +14,12 @@ in metres (0 for a solid), and the effect of the object's colour on the reflecti
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from boxcov.data.nuscenes.classes import CLASSES
+from boxcov.input_file import read_json
 
 BACKDROP = ("ego", "building", "wall", "pole", "sign", "bin", "tree", "bush", "spray")
 KINDS = CLASSES + BACKDROP  # a body's kind; those of the backdrop have no label
@@ -57,7 +57,7 @@ def read_bodies(unseen: bool = False) -> tuple[Body, ...]:
     >>> [body.name for body in read_bodies() if body.kind == "bus"]
     ['city bus', 'coach']
     """
-    table = json.loads((Path(__file__).parent / "bodies.json").read_text())
+    table = read_json(Path(__file__).parent / "bodies.json")
     materials = {name: tuple(numbers) for name, numbers in table["materials"].items()}
     rows = [*table["unseen" if unseen else "seen"], *table["backdrop"]]
     parts = [tuple(p for part in row.pop("parts") for p in _parts(part, materials)) for row in rows]
