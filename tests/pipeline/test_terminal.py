@@ -24,7 +24,7 @@ SHOWN = r"\x1b]0;owned\x07\x1b[2J[bold]a[/nope]\u202eb\x9b31m\ud800"
 
 def test_control_characters_are_escaped() -> None:
     assert printable(HOSTILE) == SHOWN
-    assert printable("a\nb\tc") == "a\nb\tc"
+    assert printable("a\nb\tc") == "a\nb\\tc"
     assert printable("a\nb\r", one_line=True) == r"a\nb\r"
     assert printable("Fußgänger, 歩行者, 1 σ") == "Fußgänger, 歩行者, 1 σ"
 

@@ -28,7 +28,7 @@ def printable(text: object, one_line: bool = False) -> str:
     >>> print(printable("a\\x1b[31mb\\u202e"))
     a\\x1b[31mb\\u202e
     """
-    allowed = "" if one_line else "\n\t"
+    allowed = "" if one_line else "\n"
     text = str(text)
     if text.isascii() and text.isprintable():
         return text
