@@ -132,7 +132,8 @@ def delays(some: dict[str, Rows]) -> list[Any]:
 def _share(p: np.ndarray) -> str:
     alarm = (p <= 0.05).astype(float)
     interval = bootstrap(lambda rows: float(alarm[rows].mean()), np.arange(len(p)))
-    return f"{100 * alarm.mean():.0f} [{100 * interval.low:.0f}, {100 * interval.high:.0f}]"
+    share, low, high = (f"{100 * x:.0f}" for x in (alarm.mean(), interval.low, interval.high))
+    return share if low == high else f"{share} [{low}, {high}]"
 
 
 def write_tables(power: list[list[Any]], delay: list[list[Any]]) -> None:
