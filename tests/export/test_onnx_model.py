@@ -139,7 +139,7 @@ def test_equal_constants_are_stored_once() -> None:
 
 
 def test_no_patterns_are_searched_in_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They took four fifths of an export: each pattern looks at all nodes from every node."""
+    """They took three fifths of an export: each pattern looks at all nodes from every node."""
     from onnxscript import rewriter
 
     def refuse(self: object, model: object) -> None:

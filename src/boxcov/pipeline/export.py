@@ -35,7 +35,7 @@ def run(options: ExportCommand, note: Callable[[str], None] | None = None) -> di
     posterior = Posterior.load(path, detector)
     input_name, inputs, signal_inputs = _example_input(detector, options)
     if note is not None:
-        note("tracing, writing and checking the graph, half a minute")
+        note("tracing, writing and checking the graph, about half a minute")
     report = onnx.export(
         detector,
         posterior,

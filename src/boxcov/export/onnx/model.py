@@ -101,8 +101,8 @@ def _lower(graph: fx.GraphModule, inputs: Mapping[str, Tensor], names: Sequence[
 def _simplify(model: Any) -> None:
     """Fold constants and remove what is unused or stored twice, in place.
 
-    ``onnxscript.optimizer.optimize`` also rewrites patterns of nodes, for five times the seconds of
-    the whole export; onnxruntime does that when it loads the file.
+    ``onnxscript.optimizer.optimize`` also rewrites patterns of nodes, which took 70 of the 117 s
+    of an export; onnxruntime does that when it loads the file.
     """
     from onnx_ir.passes import common
     from onnxscript import optimizer
