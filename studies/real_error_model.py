@@ -7,7 +7,8 @@ simulated frames only, with its shipped posterior. An error model is fitted on t
 40 key frames of nuScenes scene-0006, and one on the first 50 of the 77 frames of KITTI drive 0005;
 ``small`` is the shipped one, of simulated frames. Each is judged on the last 12 frames of nuScenes
 and the last 20 of KITTI. Nothing is chosen. Where a drive has fewer boxes with an object than an
-error model needs, that row is missing. One street per data set is an illustration only;
+error model needs, that row is missing; this rule was added when a first run stopped at KITTI, with
+held-out frames predicted but not judged. One street per data set is an illustration only;
 the intervals are over its frames, which are alike.
 """
 
