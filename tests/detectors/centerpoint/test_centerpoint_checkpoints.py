@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from ast import literal_eval
+from contextlib import nullcontext
 from math import pi
 from pathlib import Path
 
@@ -163,7 +164,11 @@ def test_one_network_through_all_conventions(kind, tmp_path):
     )
     same_boxes(centerpoint.load(old, config).detect(inputs).boxes, plain.boxes)
     bare = saved(exported(detector, "mmdet3d", legacy=True), tmp_path)
-    same_boxes(centerpoint.load(bare, config, legacy=True).detect(inputs).boxes, plain.boxes)
+    # mmdetection3d before 1.0 had 10 point features
+    told = pytest.warns(boxcov.BoxcovWarning, match="11 point features")
+    with told if kind == "pillar" else nullcontext():
+        found = centerpoint.load(bare, config, legacy=True).detect(inputs)
+    same_boxes(found.boxes, plain.boxes)
 
 
 def test_foreign_weights_in_safetensors_and_from_data_parallel(tmp_path):
