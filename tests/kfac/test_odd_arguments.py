@@ -103,12 +103,14 @@ def test_exclude_is_a_list_of_names(train_frames: list[Any]) -> None:
     [
         {"n_data": inf},
         {"n_data": nan},
+        {"n_data": "50"},
+        {"prior_precision": None},
         {"prior_precision": inf},
         {"prior_precision": {"net.0": 1.0, "net.2": inf}},
     ],
     ids=str,
 )
-def test_numbers_of_the_posterior_are_finite(
+def test_numbers_of_the_posterior_are_finite_numbers(
     detector: NetDetector, arguments: dict[str, Any]
 ) -> None:
     (name,) = arguments

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from math import log
+from numbers import Real
 from typing import Any
 
 import torch
@@ -26,6 +27,9 @@ MAX_FRAMES = 1e15
 
 def check_precisions(n_data: float, tau: float, name: str) -> None:
     """Raise unless float32 holds the variances that follow from n_data and the prior precision."""
+    for what, value in (("prior_precision", tau), ("n_data", n_data)):
+        if not isinstance(value, Real | Tensor):
+            raise BoxcovError(f"{what} must be a number, got {value!r}")
     if not (tau == 0 or 1 / MAX_PRECISION <= tau <= MAX_PRECISION):
         raise BoxcovError(
             f"prior_precision must be 0, or lie between {1 / MAX_PRECISION:g} and "
