@@ -124,6 +124,21 @@ def test_dict_inputs_and_levels_with_an_error_model(tmp_path) -> None:
         check_rows(file(*inputs.values()), expected)
 
 
+def test_a_static_selection_of_other_boxes_is_refused(tmp_path) -> None:
+    def lower_threshold(model: Any, raw: Any, limits: StaticLimits) -> StaticSelection:
+        scores, labels = raw["values"][0, :, :2].sigmoid().max(1)
+        cell, count, more = best_rows(scores, scores > 0.4, limits.boxes)
+        where = (torch.zeros_like(cell), cell)
+        return StaticSelection(Selection(where[0], scores[cell], labels[cell], where), count, more)
+
+    detector = own_detector(select_static=lower_threshold)
+    posterior = boxcov.fit(detector, [(frame(0), None)], prior_precision=1.0)
+    path, limits = tmp_path / "own.onnx", StaticLimits(boxes=90)
+    with pytest.raises(BoxcovError, match=r"select_static\(\) reports \d+ boxes .* of select\(\)"):
+        export(detector, posterior, path, frame(0), 3, limits=limits)
+    assert not path.exists()
+
+
 def test_everything_missing_is_listed_at_once(tmp_path) -> None:
     def signals(model: Any, raw: dict[str, Any], selection: Selection) -> dict[str, Tensor]:
         best = float(selection.scores.max())

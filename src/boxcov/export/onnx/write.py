@@ -94,6 +94,7 @@ def export(
         etas = posterior.sample(samples, torch.Generator().manual_seed(seed))
     part = _static_part(detector, posterior, named)
     graph = build_graph(part, posterior, inputs, named, limits=limits, etas=etas)
+    _check_selection(part, inputs, graph.expected)
     metadata = {
         **_describe(detector, posterior, limits),
         **method,
@@ -199,6 +200,25 @@ def _describe(detector: Detector, posterior: Posterior, limits: StaticLimits) ->
         "limits": asdict(limits),
         "error_model": None if posterior.error_model is None else posterior.error_model.summary(),
     }
+
+
+def _check_selection(part: Detector, inputs: Any, expected: Mapping[str, Tensor]) -> None:
+    """Raise if ``select_static`` reports other boxes of the example than ``select``."""
+    if int(expected["left_off"]):
+        return
+    with torch.no_grad():
+        raw = part(inputs.inputs if isinstance(inputs, WithSignals) else inputs)
+        boxes = part.decode(raw, part.select(raw)).double()
+    found = expected["boxes"][: int(expected["count"])].double()
+    same = len(found) == len(boxes)
+    if same and len(found):
+        apart = torch.cdist(boxes, found).amin(1)
+        same = bool((apart <= _TOLERANCE * (1 + boxes.norm(dim=1))).all())
+    if not same:
+        raise BoxcovError(
+            f"{type(part).__name__}.select_static() reports {len(found)} boxes of the example that "
+            f"are not the {len(boxes)} of select(): correct it{_tie_hint(expected)}"
+        )
 
 
 def _compare(content: bytes, graph: FrameGraph) -> None:
