@@ -124,14 +124,17 @@ def test_dict_inputs_and_levels_with_an_error_model(tmp_path) -> None:
         check_rows(file(*inputs.values()), expected)
 
 
-def test_a_static_selection_of_other_boxes_is_refused(tmp_path) -> None:
-    def lower_threshold(model: Any, raw: Any, limits: StaticLimits) -> StaticSelection:
+@pytest.mark.parametrize("mistake", ["boxes", "labels"])
+def test_another_static_selection_is_refused(tmp_path, mistake: str) -> None:
+    def wrong(model: Any, raw: Any, limits: StaticLimits) -> StaticSelection:
         scores, labels = raw["values"][0, :, :2].sigmoid().max(1)
-        cell, count, more = best_rows(scores, scores > 0.4, limits.boxes)
+        above = 0.4 if mistake == "boxes" else 0.5
+        cell, count, more = best_rows(scores, scores > above, limits.boxes)
+        labels = 1 - labels if mistake == "labels" else labels
         where = (torch.zeros_like(cell), cell)
         return StaticSelection(Selection(where[0], scores[cell], labels[cell], where), count, more)
 
-    detector = own_detector(select_static=lower_threshold)
+    detector = own_detector(select_static=wrong)
     posterior = boxcov.fit(detector, [(frame(0), None)], prior_precision=1.0)
     path, limits = tmp_path / "own.onnx", StaticLimits(boxes=90)
     with pytest.raises(BoxcovError, match=r"select_static\(\) reports \d+ boxes .* of select\(\)"):

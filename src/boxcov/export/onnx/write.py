@@ -208,16 +208,19 @@ def _check_selection(part: Detector, inputs: Any, expected: Mapping[str, Tensor]
         return
     with torch.no_grad():
         raw = part(inputs.inputs if isinstance(inputs, WithSignals) else inputs)
-        boxes = part.decode(raw, part.select(raw)).double()
-    found = expected["boxes"][: int(expected["count"])].double()
-    same = len(found) == len(boxes)
+        selection = part.select(raw)
+        boxes = part.decode(raw, selection)
+    plain = _box_rows(boxes, selection.scores, selection.labels)
+    found = _box_rows(*(expected[name] for name in ("boxes", "scores", "labels")))
+    found = found[: int(expected["count"])]
+    same = len(found) == len(plain)
     if same and len(found):
-        apart = torch.cdist(boxes, found).amin(1)
-        same = bool((apart <= _TOLERANCE * (1 + boxes.norm(dim=1))).all())
+        found = found[torch.cdist(plain, found).argmin(1)]
+        same = bool(((found - plain).abs() <= _TOLERANCE * (1 + plain.abs())).all())
     if not same:
         raise BoxcovError(
             f"{type(part).__name__}.select_static() reports {len(found)} boxes of the example that "
-            f"are not the {len(boxes)} of select(): correct it{_tie_hint(expected)}"
+            f"are not the {len(plain)} of select(): correct it{_tie_hint(expected)}"
         )
 
 
@@ -258,12 +261,17 @@ def _matching_rows(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) 
     """Return the row of ``found`` for each expected one: the order of equal scores is undefined."""
     rows, n = torch.arange(len(expected["scores"])), int(expected["count"])
     own, other = (
-        torch.cat([part["boxes"], part["scores"][:, None], part["labels"][:, None]], 1)[:n].double()
+        _box_rows(*(part[name] for name in ("boxes", "scores", "labels")))[:n]
         for part in (expected, found)
     )
     nearest = torch.cdist(own, other).argmin(1) if n else rows[:0]
     is_permutation = torch.equal(nearest.sort().values, rows[:n])
     return torch.cat([nearest, rows[n:]]) if is_permutation else rows
+
+
+def _box_rows(boxes: Tensor, scores: Tensor, labels: Tensor) -> Tensor:
+    """Return boxes, scores and labels side by side (m, D + 2)."""
+    return torch.cat([boxes.double(), scores[:, None].double(), labels[:, None].double()], 1)
 
 
 def _tie_hint(expected: Mapping[str, Tensor]) -> str:
