@@ -5,7 +5,7 @@ python studies/tracking_boxes.py --out OUT
 One file per set or drive; those that exist are kept, so that a stopped run resumes. The sets are
 fixed here, before any result is looked at: ``fit`` (single frames) is for error models, ``tune``
 for the settings of every method, ``test`` (five seeds) and ``margin`` (single frames) are read
-once, for the tables.
+once, for the tables. ``fast`` is the first half of three drives ``tune`` at 10 Hz.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ TEST_SEEDS, TEST_DRIVES = (6301, 6302, 6303, 6304, 6305), 3
 TUNE = [f"tune-{TUNE_SEED}-{number}" for number in range(TUNE_DRIVES)]
 TEST = [f"test-{seed}-{number}" for number in range(TEST_DRIVES) for seed in TEST_SEEDS]
 PASSES = "margin-6102-0"  # single frames for studies/margin.py
-SETS = [f"fit-{FIT_SEED}-0", *TUNE, *TEST, PASSES]
+FAST_RATE, FAST_FRAMES = 10, 100
+FAST = [f"fast-{TUNE_SEED}-{number}" for number in range(3)]
+SETS = [f"fit-{FIT_SEED}-0", *TUNE, *TEST, PASSES, *FAST]
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,9 @@ def frames_of(name: str) -> Any:
     kind, seed, number = name.split("-")
     if kind in ("fit", "margin"):
         return simulated.frames("clear", seed=int(seed), count=FIT_FRAMES)
-    drives = simulated.sequences("clear", seed=int(seed), count=int(number) + 1, seconds=SECONDS)
-    return drives[int(number)]
+    rate, most = (FAST_RATE, FAST_FRAMES) if kind == "fast" else (RATE, None)
+    drives = simulated.sequences("clear", int(seed), int(number) + 1, SECONDS, rate)
+    return drives[int(number)][:most]
 
 
 def save(path: Path, model: ExactGLM, frames: Sequence[Any]) -> None:

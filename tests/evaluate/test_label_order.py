@@ -11,6 +11,7 @@ import torch
 
 from boxcov import BoxcovError, Detections
 from boxcov.data.poses import BOX_FIELDS
+from boxcov.evaluate import label_order, matching
 from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.evaluate.label_order import (
     box_values,
@@ -18,6 +19,7 @@ from boxcov.evaluate.label_order import (
     frame_values,
     relative_deviation,
 )
+from boxcov.evaluate.matching import pair_classes
 
 pytest.importorskip("scipy", reason="scipy is not installed")
 CLASSES = ("car", "bus", "truck")
@@ -110,6 +112,22 @@ def test_label_without_a_box_by_the_habit_of_its_class() -> None:
     truth = labels_of(found)
     rows = by_label(found[torch.arange(40) != 7], truth)
     assert rows[7] == ("no box", pytest.approx(-np.log10(2 / 42), abs=1e-3))
+
+
+def test_boxes_and_labels_are_paired_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def count(fields: Any, predictions: Any, *rest: Any) -> Any:
+        calls.append(len(predictions[0]))
+        return pair_classes(fields, predictions, *rest)
+
+    monkeypatch.setattr(matching, "pair_classes", count)
+    monkeypatch.setattr(label_order, "pair_classes", count)
+    found = boxes_at([0.0, 10.0, 20.0])
+    truth = labels_of(found)
+    truth.labels[0] = 1
+    assert by_label(found, truth)[0][0] == "class"
+    assert calls == [3, 1]  # all boxes, then those without a label of their class
 
 
 @pytest.mark.parametrize(("boxes", "labels"), [(0, 0), (0, 3), (3, 0), (1, 1)])

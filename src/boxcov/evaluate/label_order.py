@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -105,16 +105,17 @@ def disagreement(found: Detections, truth: GroundTruth) -> Differences:
             "disagreement needs an error model, to know how large errors usually are: predict with "
             "a posterior of boxcov calibrate"
         )
-    records, label = match_detections(found, truth, threshold=-1.0), _pairs(found, truth)
+    records = match_detections(found, truth, threshold=-1.0)
+    assert records.pair is not None
     surprise = error_surprise(records) if len(records) else np.zeros(0)
-    return compare(found, truth, label, surprise)
+    return compare(found, truth, records.pair, surprise)
 
 
 def compare(found: Detections, truth: GroundTruth, label: Array, surprise: Array) -> Differences:
     """Return the differences, given the label of each box (m,) and the value of that pair (m,)."""
     m, missed = len(found), np.setdiff1d(np.arange(len(truth.labels)), label)
     alone = np.flatnonzero(label < 0)
-    near = _pairs(found[alone], _part(truth, missed), by_class=False)
+    near = _pair_any_class(found[alone], truth, missed)
     other = np.full(m, -1)  # the label of another class
     other[alone[near >= 0]] = missed[near[near >= 0]]
     no_object = found.numpy()["no_object"].astype(float)
@@ -150,21 +151,12 @@ def _minus_log10(probability: Array) -> Array:
     return np.abs(found)  # no -0
 
 
-def _pairs(found: Detections, truth: GroundTruth, by_class: bool = True) -> Array:
-    """Return the number of the label that each box is paired with (m,), -1 for none."""
-    boxes, scores, labels, frame = (
-        found.numpy()[name] for name in ("boxes", "scores", "labels", "frame")
-    )
-    if not by_class:
-        labels, truth = 0 * labels, replace(truth, labels=0 * truth.labels)
-    objects = truth.columns(found.fields), truth.labels, truth.frame
-    return pair_classes(found.fields, (boxes.astype(float), scores, labels, frame), objects, _LIMIT)
-
-
-def _part(truth: GroundTruth, rows: Array) -> GroundTruth:
-    return replace(
-        truth, boxes=truth.boxes[rows], labels=truth.labels[rows], frame=truth.frame[rows]
-    )
+def _pair_any_class(found: Detections, truth: GroundTruth, rows: Array) -> Array:
+    """Return which of these labels (k,) each box is paired with (m,), of any class; -1 for none."""
+    boxes, scores, frame = (found.numpy()[name] for name in ("boxes", "scores", "frame"))
+    boxes, labels = boxes.astype(float), np.zeros(len(found), int)
+    objects = truth.columns(found.fields)[rows], 0 * truth.labels[rows], truth.frame[rows]
+    return pair_classes(found.fields, (boxes, scores, labels, frame), objects, _LIMIT)
 
 
 def _miss_probability(fields: tuple[str, ...], truth: GroundTruth, missed: Array) -> Array:

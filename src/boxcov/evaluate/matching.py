@@ -109,6 +109,7 @@ def match(
         truth=truth,
         iou=iou,
         l2=l2,
+        pair=pair,
         covariance=_rows(covariance, keep),
         predictive=_rows(predictive, keep),
         score_variance=_rows(score_variance, keep),

@@ -54,6 +54,7 @@ class Records:
     scale: Array | None = None  # (n, D) calibrated: Student-t scale of the error; yaw: axis
     dof: tuple[float, ...] | None = None  # (D,) calibrated: degrees of freedom of the Student-t
     bad_below: float = 0.4  # a box is bad if its IoU is lower; risk is the probability of that
+    pair: Array | None = None  # (n,) number of the paired object in the ground truth, -1 for none
 
     def __repr__(self) -> str:
         with_covariance = "without" if self.covariance is None else "with"
