@@ -90,7 +90,7 @@ def save(path: Path, model: ExactGLM, frames: Sequence[Any]) -> None:
         for name, value in target.items():
             rows.setdefault(f"target {name}", []).append(value)
         rows.setdefault("target frame", []).append(torch.full_like(target["labels"], number))
-        if isinstance(frames, simulated.Drive):
+        if hasattr(frames, "pose"):
             pose = frames.pose(number)
             rows.setdefault("R", []).append(pose.R[None])
             rows.setdefault("t", []).append(pose.t[None])
