@@ -59,7 +59,8 @@ def region_margin(found: boxcov.Detections, level: float = LEVEL) -> Tensor:
 
 def parked(found: boxcov.Detections) -> Tensor:
     """Return which boxes (m,) are reported as standing vehicles beside the path."""
-    labels = torch.tensor([found.classes.index(name) for name in PARKED])
+    known = [name for name in PARKED if name in found.classes]
+    labels = torch.tensor([found.classes.index(name) for name in known])
     away = found.boxes[:, :2].norm(dim=1)
     slow = found.boxes[:, 7:].norm(dim=1) < SLOW
     beside = (edge(found.boxes) > 0) & (away > NEAR) & (away < FAR)
@@ -101,6 +102,8 @@ def outcome(margin: Tensor, reported: Tensor, true: Tensor) -> dict[str, float]:
 
 def outcomes(seen: list[tuple[Tensor, Tensor, Tensor]]) -> dict[str, dict[str, float]]:
     """Return the outcome of each kind of margin over all passes."""
+    if not sum(len(one[0]) for one in seen):
+        raise boxcov.BoxcovError("no parked vehicle was reported: there is nothing to pass")
     margin, reported, true = (torch.cat(column).double() for column in zip(*seen))
     rows = {f"region({LEVEL})": outcome(margin, reported, true)}
     collisions = rows[f"region({LEVEL})"]["collisions"]

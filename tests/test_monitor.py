@@ -132,6 +132,29 @@ def test_a_frame_without_boxes_has_a_verdict() -> None:
     assert not Monitor([found(0)] * 20)(found(0)).alarm
 
 
+def test_one_box_in_every_frame() -> None:
+    monitor = Monitor([found(1)] * 20)
+    assert not monitor(found(1)).alarm
+    verdict = monitor(found(2))
+    assert verdict.alarm
+    assert verdict.reasons[0] == "more boxes than usual: 2, usually 1 to 1"
+    assert np.isfinite(verdict.evidence)
+
+
+def test_fields_without_labels_do_not_count() -> None:
+    """Where calibration frames showed no velocities, their variances are NaN in every frame."""
+    rng = np.random.default_rng(9)
+    rows = usual(rng)
+    for row in rows:
+        row["predictive"] = np.array(row["predictive"]).reshape(-1, 2, 2)
+        row["predictive"][:, 1] = row["predictive"][:, :, 1] = np.nan
+    first, *rest = rows
+    assert Monitor(rest)(first).p_value > 0.05
+    first["scores"] = [float("nan")] * len(first["scores"])
+    with pytest.raises(BoxcovError, match="scores are not finite"):
+        Monitor(rest)(first)
+
+
 def test_detections_and_their_line_give_equal_numbers() -> None:
     torch.manual_seed(0)
     zeros = torch.zeros(4, dtype=torch.long)

@@ -176,10 +176,14 @@ def frame_numbers(found: Detections | Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers that describe one frame, by name.
 
     Means over the boxes are weighted by P(there is an object), or by the score if the detections
-    are uncalibrated. They are NaN for a frame without boxes.
+    are uncalibrated. They are NaN for a frame without boxes, and for fields whose errors the
+    calibration frames did not show.
     """
     arrays = found.numpy() if isinstance(found, Detections) else found
     fields = found.fields if isinstance(found, Detections) else tuple(found["fields"])
+    for name in ("scores", "no_object", "covariance"):
+        if name in arrays and not np.isfinite(arrays[name]).all():
+            raise BoxcovError(f"{name} are not finite")
     scores = np.asarray(arrays["scores"], float)
     m = len(scores)
     is_calibrated = "no_object" in arrays

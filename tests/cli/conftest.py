@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,3 +16,16 @@ def few_epochs() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "EPOCHS", 2)
         yield
+
+
+@pytest.fixture
+def samples(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What is added to a dataset of FiftyOne, which is not among the test packages."""
+    samples: list[dict[str, Any]] = []
+    module = ModuleType("fiftyone")
+    module.Detection = module.Detections = SimpleNamespace  # type: ignore[attr-defined]
+    module.Sample = lambda filepath: {"filepath": filepath}  # type: ignore[attr-defined]
+    dataset = SimpleNamespace(add_sample=samples.append)
+    module.Dataset = lambda name: dataset  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "fiftyone", module)
+    return samples

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -25,7 +28,8 @@ from boxcov.pipeline.options import (
     FitCommand,
     PredictCommand,
 )
-from helpers.coco_cases import coco_root, edited
+from helpers.coco_cases import SIZES, coco_root, edited
+from helpers.command_line import boxcov
 
 
 @pytest.fixture
@@ -47,6 +51,34 @@ def weights(tmp_path: Path) -> Path:
         layer.bias.data.fill_(1.0)
     torch.save({"model": detector.state_dict()}, tmp_path / "tiny.pth")
     return tmp_path / "tiny.pth"
+
+
+@pytest.mark.filterwarnings("ignore::boxcov.errors.BoxcovWarning")
+def test_rank_gives_images_to_fiftyone(
+    root: Path, weights: Path, tmp_path: Path, samples: list[Any]
+) -> None:
+    """Boxes are relative to the files, whose sizes differ from that of the network's input."""
+    posterior, boxes = tmp_path / "p.safetensors", tmp_path / "b.csv"
+    source = DataOptions(f"coco:{root}@64", "val2017")
+    detector = f"yolox:{weights}"
+    fitting.run(FitCommand(out=posterior, detector=detector, source=source, n_data=100))
+    words = f"--detector {detector} --posterior {posterior} --source {root / 'val2017'} --size 64"
+    out = f"--out {tmp_path / 'f.csv'} --boxes {boxes} --fiftyone pool"
+    done = boxcov(f"rank --by epistemic {words} {out}")
+    assert done.code == 0, done.err
+    with boxes.open() as file:
+        rows = list(csv.DictReader(file))
+    assert rows
+    for sample in samples:
+        width, height = SIZES[int(Path(sample["filepath"]).stem)]
+        there = [one.bounding_box for one in sample["boxcov"].detections]
+        own = [row for row in rows if row["frame"] == sample["filepath"]]
+        expected = [
+            (x1 / width, y1 / height, (x2 - x1) / width, (y2 - y1) / height)
+            for x1, y1, x2, y2 in ([float(row[n]) for n in ("x1", "y1", "x2", "y2")] for row in own)
+        ]
+        # the table goes by value, the sample by score
+        np.testing.assert_allclose(np.sort(expected, axis=0), np.sort(there, axis=0), atol=1e-4)
 
 
 # three objects do not use all levels

@@ -80,6 +80,15 @@ def test_an_unreadable_frame_is_an_alarm(usual: Path, tmp_path: Path) -> None:
     assert not second["alarm"]
 
 
+def test_fields_without_labels_are_null(tmp_path: Path) -> None:
+    line = {"fields": ["x", "vx"], "boxes": [[0.0, 0.0]], "scores": [0.5], "no_object": [0.5]}
+    line |= {"frame": "a", "std": [[0.1, 0.2]], "predictive_std": [[0.3, None]]}
+    (tmp_path / "usual.jsonl").write_text((json.dumps(line) + "\n") * 20)
+    done = boxcov(f"monitor {tmp_path / 'usual.jsonl'} --usual {tmp_path / 'usual.jsonl'}")
+    assert done.code == 0, done.err
+    assert not any(one["alarm"] for one in lines(done.out))
+
+
 def test_prometheus_text_holds_the_totals(usual: Path, tmp_path: Path) -> None:
     (tmp_path / "new.jsonl").write_text(text([24, 2]))
     words = f"monitor {tmp_path / 'new.jsonl'} --usual {usual} --format prometheus"

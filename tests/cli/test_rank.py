@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from boxcov.data import simulated
+from boxcov.evaluate.ground_truth import GroundTruth
+from boxcov.pipeline import rank
 from helpers.command_line import boxcov
-from helpers.export_boxes import in_space, with_error_model
+from helpers.export_boxes import in_image, in_space, with_error_model
 
 
 @pytest.fixture
@@ -102,6 +103,20 @@ def test_disagreement_needs_labels(boxes: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "f.csv").exists()
 
 
+def test_labels_of_a_class_without_boxes(tmp_path: Path) -> None:
+    """All boxes are cars, the only label is a cone; then there are no boxes, and no labels."""
+    found = with_error_model(in_space(2))
+    found.labels[:] = 0
+    cone = GroundTruth(np.array([[40.0, 0, 0, 1, 1, 1, 0, 0, 0]]), np.array([2]), np.zeros(1), 1)
+    rows = rank.box_table(rank.Pool(found, ["a"], cone), "disagreement")
+    assert rows["kind"].tolist() == ["no label", "no label", "no box"]
+    assert (rows["class"][2], rows["label"][2], rows["x"][2]) == ("", "traffic_cone", 40.0)
+    none = GroundTruth(np.zeros((0, 9)), np.zeros(0, int), np.zeros(0, int), 1)
+    pool = rank.Pool(found[:0], ["a"], none)
+    frames = rank.frame_table(pool, rank.box_table(pool, "disagreement"), "max")
+    assert (frames["value"].tolist(), frames["first"].tolist()) == ([0.0], ["none"])
+
+
 def test_outputs_are_not_replaced(boxes: Path, tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text("mine")
     words = f"rank --predictions {boxes} --out {tmp_path / 'f.csv'} --boxes {tmp_path / 'b.csv'}"
@@ -114,25 +129,22 @@ def test_outputs_are_not_replaced(boxes: Path, tmp_path: Path) -> None:
     assert "--boxes and --out are both" in same.err
 
 
-@pytest.fixture
-def samples(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What is added to a dataset of FiftyOne, which is not among the test packages."""
-    samples: list[dict[str, Any]] = []
-    module = ModuleType("fiftyone")
-    module.Detection = module.Detections = SimpleNamespace  # type: ignore[attr-defined]
-    module.Sample = lambda filepath: {"filepath": filepath}  # type: ignore[attr-defined]
-    dataset = SimpleNamespace(add_sample=samples.append)
-    module.Dataset = lambda name: dataset  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "fiftyone", module)
-    return samples
-
-
 def test_fiftyone_samples_in_order(boxes: Path, tmp_path: Path, samples: list[Any]) -> None:
     done = boxcov(f"rank --predictions {boxes} --out {tmp_path / 'f.csv'} --fiftyone pool")
     assert done.code == 0, done.err
     assert [sample["filepath"] for sample in samples] == ["0", "1", "2"]
     assert [sample["boxcov_rank"] for sample in samples] == [1, 2, 3]
     assert [len(sample["boxcov"].detections) for sample in samples] == [3, 2, 0]
+
+
+def test_sizes_of_images_are_needed(tmp_path: Path, samples: list[Any]) -> None:
+    with_error_model(in_image()).save(tmp_path / "i.safetensors")
+    words = f"--predictions {tmp_path / 'i.safetensors'} --out {tmp_path / 'f.csv'}"
+    done = boxcov(f"rank {words} --fiftyone pool")
+    assert done.code == 1
+    assert "i.safetensors: holds boxes of images, but not the sizes" in done.err
+    assert not (tmp_path / "f.csv").exists()
+    assert not samples
 
 
 def test_wrong_label_of_simulated_frames_comes_first(tmp_path: Path) -> None:

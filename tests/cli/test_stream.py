@@ -175,6 +175,21 @@ def test_nonfinite_boxes_give_an_error_line(tmp_path) -> None:
     assert line == {"frame": str(tmp_path / "x.bin"), "error": "boxes are not finite"}
 
 
+def test_errors_without_labels_are_null(tmp_path) -> None:
+    """Calibration frames without velocities leave their errors unknown."""
+    cloud(pillar_config(), 0).numpy().astype("<f4").tofile(tmp_path / "x.bin")
+    C = torch.tensor([[[0.04, float("nan")], [float("nan"), float("nan")]]])
+    zero = torch.zeros(1, dtype=torch.long)
+    found = Detections(
+        *(torch.ones(1, 2), torch.ones(1), zero, zero, ("x", "vx"), ("car",), torch.eye(2)[None]),
+        predictive=C,
+    )
+    reader = FrameReader(detector_of(pillar_config()), "plain")
+    (entry,) = reader.entries(tmp_path / "x.bin")
+    line = streaming.predict_line(lambda inputs: found, entry)
+    assert (line["std"], line["predictive_std"]) == ([[1.0, 1.0]], [[0.2, None]])
+
+
 def test_kitti_points_give_boxes_in_kitti_axes(made, tmp_path) -> None:
     word, posterior, _ = made
     detector = load_detector(word)

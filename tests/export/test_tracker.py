@@ -215,6 +215,14 @@ def test_classes_that_never_appear_need_no_settings():
     assert len(last(one, [boxes([0, 0, 0, 0, 0])] * 2)) == 1
 
 
+def test_settings_of_unknown_classes_are_refused():
+    one = tracker(acceleration={"Car": 0.1})  # type: ignore[arg-type]
+    with pytest.raises(BoxcovError, match="acceleration has Car, but the classes are car"):
+        one.update(boxes([0, 0, 0, 0, 0]), 0.0)
+    with pytest.raises(BoxcovError, match="acceleration must be above 0"):
+        TrackerSettings(acceleration={"car": 1.0, "pedestrian": 0.0})
+
+
 def test_unfit_boxes_are_refused():
     found = boxes([0, 0, 0, 0, 0])
     with pytest.raises(BoxcovError, match="several frames"):

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from boxcov.data.poses import Pose, transform_detections
 from boxcov.detections import Detections
-from boxcov.errors import BoxcovError, import_package
+from boxcov.errors import BoxcovError, import_package, join_names
 from boxcov.export.kalman import measurements
 
 Array = NDArray[Any]
@@ -55,9 +55,10 @@ class TrackerSettings:
             value = getattr(self, name)
             if not 0 <= value <= 1 or (name in ("persistence", "gate") and value == 1):
                 raise BoxcovError(f"{name} must lie from 0 to 1 (gate, persistence below): {value}")
-        for name in ("turning", "noise", "fading", "dof"):
-            if not getattr(self, name) > 0:
-                raise BoxcovError(f"{name} must be above 0, got {getattr(self, name)}")
+        for name in ("acceleration", "turning", "noise", "fading", "dof"):
+            value = getattr(self, name)
+            if not all(v > 0 for v in (value.values() if isinstance(value, Mapping) else [value])):
+                raise BoxcovError(f"{name} must be above 0, got {value}")
 
 
 @dataclass(eq=False)
@@ -147,6 +148,13 @@ class Tracker:
             raise BoxcovError(
                 f"the frame at {seconds} s has {'an' if pose is not None else 'no'} ego pose, "
                 "unlike the one before: give a pose for every frame or for none"
+            )
+        density = self.settings.acceleration
+        unknown = set(density) - set(found.classes) if isinstance(density, Mapping) else set()
+        if unknown:
+            raise BoxcovError(
+                f"acceleration has {join_names(sorted(unknown))}, but the classes are "
+                f"{join_names(found.classes)}"
             )
         if len(found.frame.unique()) > 1:
             raise BoxcovError(

@@ -157,6 +157,11 @@ def _read(options: RankCommand) -> Pool:
     assert path is not None
     found = Detections.load(path)
     _check_error_model(options, found.no_object is not None, str(path))
+    if options.fiftyone is not None and "x1" in found.fields:
+        raise BoxcovError(
+            f"{path}: holds boxes of images, but not the sizes of the images, which --fiftyone "
+            "needs: give --source or --data instead of --predictions"
+        )
     count = found.meta.get("frames") or (int(found.frame.max()) + 1 if len(found) else 0)
     names = found.meta.get("names") or list(map(str, range(count)))
     if options.by != "disagreement":

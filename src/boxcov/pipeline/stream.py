@@ -36,6 +36,7 @@ LEVEL = 0.9  # of the regions
 _DIGITS = {"boxes": 5, "scores": 4, "risk": 3, "no_object": 3, "misplaced": 3, "flipped": 3}
 _DIGITS |= {"region": 3, "std": 3, "predictive_std": 3}
 _MATRICES = {"covariance": 5, "predictive": 5}
+_UNKNOWN = ("region", "predictive_std", "predictive")  # null for fields without labels
 clock = time.perf_counter
 
 
@@ -169,14 +170,14 @@ def _box_lists(found: Detections, with_covariance: bool) -> dict[str, Any]:
     for name, digits in (_DIGITS | (_MATRICES if with_covariance else {})).items():
         if name not in arrays:
             continue
-        if not bool(np.isfinite(arrays[name]).all()) and name != "region":
+        if not bool(np.isfinite(arrays[name]).all()) and name not in _UNKNOWN:
             raise BoxcovError(f"{name} are not finite")
         lists[name] = _round(arrays[name], digits)
     return {**lists, "labels": [found.classes[label] for label in found.labels.tolist()]}
 
 
 def _round(array: np.ndarray[Any, Any], digits: int) -> Any:
-    """Return nested lists, rounded to significant digits; None for an infinite width.
+    """Return nested lists, rounded to significant digits; None for NaN and infinities.
 
     Numbers below 5e-7 are 0, but not in matrices: they would not be positive definite any more.
 
