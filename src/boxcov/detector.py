@@ -11,18 +11,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from math import pi
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from boxcov.configuration import bounded
 from boxcov.detections import Detections
+from boxcov.errors import BoxcovError
 from boxcov.head_stages import HeadStages, stage_instances
 from boxcov.static_selection import StaticLimits, StaticSelection
 
 SIGNAL_INPUTS = "signal inputs"
+_SELECTION = "selection."  # start of names that decide only which boxes are reported
+_SHOWN = 4  # differences in a message
+_LONGEST = 1000  # characters of a value
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,7 @@ class Detector(nn.Module, ABC):
         """
         return {
             "box fields": " ".join(self.box_fields),
-            "classes": bounded(", ".join(self.classes)),
+            "classes": _bounded(", ".join(self.classes)),
         }
 
     # optional: faster, with the same result
@@ -242,3 +246,71 @@ class Detector(nn.Module, ABC):
             fields=tuple(self.box_fields),
             classes=tuple(self.classes),
         )
+
+
+# the configuration: a grid or an image size cannot be seen in the weights, so files name it
+
+
+def flatten_configuration(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return nested values as texts, under names with dots.
+
+    >>> flatten_configuration({"nms": "circle", "grid": {"range": (-54, 54.0)}})
+    {'nms': 'circle', 'grid.range': '-54 54'}
+    """
+    texts: dict[str, str] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            texts |= {f"{name}.{key}": text for key, text in flatten_configuration(value).items()}
+        else:
+            texts[name] = _text(value)
+    return texts
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (tuple, list)):
+        nested = any(isinstance(item, (tuple, list)) for item in value)
+        return _bounded((" | " if nested else " ").join(map(_text, value)))
+    text = f"{value:.9g}" if type(value) in (int, float) else str(value)
+    return _bounded(text)
+
+
+def _bounded(text: str) -> str:
+    """Return a text, or its hash if a file could not hold it: the names of a thousand classes."""
+    digest = sha256(text.encode()).hexdigest()
+    return text if len(text) <= _LONGEST else f"{text[:40]}... (SHA-256 {digest})"
+
+
+def own_configuration(detector: Detector) -> dict[str, str]:
+    """Return what a posterior depends on, without box fields and classes: 0.1 did not store them."""
+    common = Detector.configuration(detector)
+    network = _of_network(detector.configuration())
+    return {name: text for name, text in network.items() if name not in common}
+
+
+def _of_network(configuration: Mapping[str, str]) -> dict[str, str]:
+    """Everything but the selection."""
+    return {name: text for name, text in configuration.items() if not name.startswith(_SELECTION)}
+
+
+def check_configuration(saved: Mapping[str, str], current: Mapping[str, str], context: str) -> None:
+    """Raise if a posterior was fitted under another configuration of the network."""
+    if differences := configuration_differences(_of_network(saved), _of_network(current)):
+        raise BoxcovError(
+            f"{context}: this posterior was fitted under another configuration ({differences}): "
+            "load the detector with that configuration, or fit a new posterior"
+        )
+
+
+def configuration_differences(saved: Mapping[str, str], current: Mapping[str, str]) -> str:
+    """Return in words where two configurations differ; nothing if they are equal.
+
+    >>> configuration_differences({"voxel_size": "0.1"}, {"voxel_size": "0.075"})
+    'voxel_size was 0.1, is 0.075'
+    """
+    names = [name for name in {**saved, **current} if saved.get(name) != current.get(name)]
+    words = [
+        f"{name} was {saved.get(name, 'not known')}, is {current.get(name, 'not known')}"
+        for name in names
+    ]
+    more = [f"and {len(words) - _SHOWN} more"] if len(words) > _SHOWN else []
+    return "; ".join(words[:_SHOWN] + more)

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from boxcov._torch.precision import at_least_float32
-from boxcov.configuration import flatten
-from boxcov.detector import Candidates, Detector, InstanceGroup, Selection
+from boxcov.detector import Candidates, Detector, InstanceGroup, Selection, flatten_configuration
 from boxcov.errors import BoxcovError, join_names
 from boxcov.head_stages import HeadStages
 from boxcov.static_selection import StaticLimits, StaticSelection
@@ -131,7 +130,7 @@ def wrap(
             )
         detector.__dict__["periods"] = dict(periods)
     if configuration is not None:
-        detector.__dict__["_own_configuration"] = flatten(configuration)
+        detector.__dict__["_own_configuration"] = flatten_configuration(configuration)
     return detector
 
 

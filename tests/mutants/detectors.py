@@ -76,8 +76,8 @@ DETECTORS = [
     ),
     Mutant(
         "a posterior of another grid is refused",
-        "configuration.py",
-        "if differences := describe_differences(of_network(saved), of_network(current)):",
+        "detector.py",
+        "if differences := configuration_differences(_of_network(saved), _of_network(current)):",
         "if False:",
         f"{BOUND}test_another_grid_is_refused_by_name",
     ),

@@ -17,9 +17,8 @@ from torch.nn import functional as F
 
 from boxcov._torch.precision import at_least_float32
 from boxcov._torch.threads import seeded
-from boxcov.configuration import flatten
 from boxcov.data.shapes import CLASSES, METRES
-from boxcov.detector import Detector, Selection
+from boxcov.detector import Detector, Selection, flatten_configuration
 from boxcov.detectors.objects import check_one_per_frame
 from boxcov.detectors.signals import class_margin, finite, window, window_signals
 from boxcov.errors import BoxcovError
@@ -109,7 +108,7 @@ class TinyCenter(Detector):
 
     def configuration(self) -> dict[str, str]:
         rules = {"threshold": self.threshold, "most": self.most}
-        return {**super().configuration(), **flatten({"selection": rules})}
+        return {**super().configuration(), **flatten_configuration({"selection": rules})}
 
     # from raw outputs to boxes
 

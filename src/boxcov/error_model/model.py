@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from boxcov._torch.precision import full_precision
-from boxcov.configuration import describe_differences
 from boxcov.detections import Detections
+from boxcov.detector import configuration_differences
 from boxcov.error_model.inputs import box_inputs, stack_inputs
 from boxcov.error_model.network import MAX_DOF, Network, Outputs
 from boxcov.error_model.regions import LEVELS, RANGES, Regions, class_range_index
@@ -140,7 +140,7 @@ class ErrorModel:
         for what, (own, other) in pairs.items():
             if own != other:
                 raise BoxcovError(f"this error model is for {what} {own}, not {other}: {advice}")
-        differences = describe_differences(self.configuration, detector.configuration())
+        differences = configuration_differences(self.configuration, detector.configuration())
         if self.configuration and differences:
             raise BoxcovError(
                 f"this error model is for another configuration ({differences}): {advice}"

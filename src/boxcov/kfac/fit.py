@@ -13,8 +13,7 @@ from torch.utils._pytree import tree_leaves
 from boxcov._torch.distributed import World
 from boxcov._torch.inputs import load_item
 from boxcov._torch.modules import check_finite_weights, fingerprint
-from boxcov.configuration import of_network
-from boxcov.detector import Detector
+from boxcov.detector import Detector, own_configuration
 from boxcov.errors import (
     BoxcovError,
     BoxcovWarning,
@@ -202,9 +201,6 @@ def _settings(
     """Return what decides the sums of a checkpoint."""
     weight = options.frame_weight
     name = getattr(weight, "__qualname__", type(weight).__name__)
-    # box fields and classes, which every detector has, are not in files of boxcov 0.1
-    common = Detector.configuration(detector)
-    own = {k: v for k, v in of_network(detector.configuration()).items() if k not in common}
     return {
         "weights_sha256": fingerprint(detector),
         "depth": depth if isinstance(depth, str) else ",".join(depth),
@@ -213,7 +209,7 @@ def _settings(
         "seed": options.seed,
         "locations": options.locations,
         "weight": None if weight is None else name,
-        **{f"configuration {name}": text for name, text in own.items()},
+        **{f"configuration {name}": text for name, text in own_configuration(detector).items()},
     }
 
 

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from boxcov._torch.modules import check_fingerprint
-from boxcov.configuration import check_network, of_network
-from boxcov.detector import Detector
+from boxcov.detector import Detector, check_configuration, own_configuration
 from boxcov.error_model.model import ErrorModel
 from boxcov.errors import BoxcovError, BoxcovWarning, join_names
 from boxcov.files import to_json, write_safetensors
@@ -134,9 +133,9 @@ def _check_header(about: Mapping[str, Any], detector: Detector, path: str) -> No
     check_fingerprint(about["weights_sha256"], detector, path)
     if "configuration" in about:
         saved = conform(about["configuration"], dict[str, str], "configuration")
-        check_network(saved, detector.configuration(), path)
+        check_configuration(saved, detector.configuration(), path)
         return
-    own = set(of_network(detector.configuration())) - set(Detector.configuration(detector))
+    own = own_configuration(detector)
     if own:
         warn(
             f"{path}: an older boxcov wrote it and did not store the configuration of the detector "

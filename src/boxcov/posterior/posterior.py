@@ -22,7 +22,7 @@ from torch import Tensor
 from boxcov._torch.layers import from_matrix, to_matrix
 from boxcov._torch.modules import check_fingerprint
 from boxcov._torch.precision import full_precision
-from boxcov.configuration import check_network
+from boxcov.detector import Detector, check_configuration
 from boxcov.error_model.model import ErrorModel, describe_error_model
 from boxcov.errors import BoxcovError, join_names
 from boxcov.posterior.kronecker_block import (
@@ -33,7 +33,6 @@ from boxcov.posterior.kronecker_block import (
 )
 
 if TYPE_CHECKING:
-    from boxcov.detector import Detector
     from boxcov.posterior.file import Storage
 
 FisherKind = Literal["empirical", "mc", "identity"]
@@ -290,7 +289,7 @@ class Posterior:
         """Raise if the posterior is of other weights, or of another configuration."""
         check_fingerprint(self.fingerprint, detector, context)
         if self.configuration:
-            check_network(self.configuration, detector.configuration(), context)
+            check_configuration(self.configuration, detector.configuration(), context)
 
     # other posteriors with the same factors
 

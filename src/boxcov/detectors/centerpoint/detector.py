@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from boxcov._torch.modules import shadow
 from boxcov._torch.precision import at_least_float32
 from boxcov._torch.threads import seeded
-from boxcov.configuration import flatten
-from boxcov.detector import SIGNAL_INPUTS, Candidates, Detector, Selection
+from boxcov.detector import SIGNAL_INPUTS, Candidates, Detector, Selection, flatten_configuration
 from boxcov.detectors.centerpoint.config import Config, Pillars
 from boxcov.detectors.centerpoint.decode import boxes_of, logits_at, values_at
 from boxcov.detectors.centerpoint.fused_network import FusedCenterPoint
@@ -86,7 +85,7 @@ class CenterPoint(Detector):
         for name in ("loss", "dense", "sweeps"):  # decide no box, or are seen in the weights
             del about[name]
         strides = {"strides": self.config.dense.strides, "up_strides": self.config.dense.up_strides}
-        own = flatten({"selection": about.pop("reporting"), **about, **strides})
+        own = flatten_configuration({"selection": about.pop("reporting"), **about, **strides})
         return {**super().configuration(), **own}
 
     # from raw outputs to boxes

@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from boxcov.configuration import flatten
-from boxcov.detector import Detector, Selection
+from boxcov.detector import Detector, Selection, flatten_configuration
 from boxcov.detectors.labels import Labels
 from boxcov.detectors.objects import check_one_per_frame, objects_of
 from boxcov.detectors.signals import RAW_NAMES
@@ -92,7 +91,10 @@ class TorchvisionDetector(Detector):
 
     def configuration(self) -> dict[str, str]:
         own = {"images": self.images, "selection": {"threshold": self.threshold}}
-        return {**super().configuration(), **flatten({**own, "numbers": self.labels.numbers})}
+        return {
+            **super().configuration(),
+            **flatten_configuration({**own, "numbers": self.labels.numbers}),
+        }
 
     def forward(self, inputs: Sequence[Tensor] | Tensor) -> Raw:
         given = list(inputs)

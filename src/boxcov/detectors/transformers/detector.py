@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from boxcov.configuration import flatten
-from boxcov.detector import Detector, InstanceGroup, Selection
+from boxcov.detector import Detector, InstanceGroup, Selection, flatten_configuration
 from boxcov.detectors.boxes import centres
 from boxcov.detectors.labels import Labels
 from boxcov.detectors.objects import check_one_per_frame, objects_of
@@ -100,7 +99,10 @@ class QueryDetector(Detector):
     def configuration(self) -> dict[str, str]:
         images = "as given" if self.images is None else "by the image processor"
         own = {"images": images, "selection": {"threshold": self.threshold}}
-        return {**super().configuration(), **flatten({**own, "numbers": self.labels.numbers})}
+        return {
+            **super().configuration(),
+            **flatten_configuration({**own, "numbers": self.labels.numbers}),
+        }
 
     def forward(self, inputs: Tensor | Mapping[str, Tensor]) -> Raw:
         given = self.prepare(inputs)

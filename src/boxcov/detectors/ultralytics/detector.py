@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from boxcov._torch.precision import at_least_float32
-from boxcov.configuration import flatten
-from boxcov.detector import Detector, InstanceGroup, Selection
+from boxcov.detector import Detector, InstanceGroup, Selection, flatten_configuration
 from boxcov.detectors.boxes import centres, corners
 from boxcov.detectors.labels import Labels
 from boxcov.detectors.objects import check_images, check_one_per_frame, objects_of
@@ -64,7 +63,7 @@ class Yolo(Detector):
     def configuration(self) -> dict[str, str]:
         rules = {"threshold": self.threshold, "overlap": self.overlap, "max_boxes": self.max_boxes}
         own = {"images": "coco" if self.coco else "rgb", "numbers": self.labels.numbers}
-        return {**super().configuration(), **flatten({**own, "selection": rules})}
+        return {**super().configuration(), **flatten_configuration({**own, "selection": rules})}
 
     @property
     def head(self) -> Any:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from boxcov._torch.threads import seeded
-from boxcov.configuration import flatten
-from boxcov.detector import Candidates, Detector, InstanceGroup, Selection
+from boxcov.detector import Candidates, Detector, InstanceGroup, Selection, flatten_configuration
 from boxcov.detectors.objects import check_images
 from boxcov.detectors.yolox.backbone import PAFPN
 from boxcov.detectors.yolox.config import STRIDES, Config
@@ -57,7 +56,7 @@ class YOLOX(Detector):
     def configuration(self) -> dict[str, str]:
         config = self.config
         rules = {"threshold": config.threshold, "overlap": config.overlap}
-        own = flatten({"selection": {**rules, "max_boxes": config.max_boxes}})
+        own = flatten_configuration({"selection": {**rules, "max_boxes": config.max_boxes}})
         return {**super().configuration(), **own}
 
     def static_inputs(self, inputs: Tensor) -> Tensor:
