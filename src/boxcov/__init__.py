@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from boxcov.errors import BoxcovError as BoxcovError
     from boxcov.errors import BoxcovWarning as BoxcovWarning
     from boxcov.kfac.checkpoint import Checkpoint as Checkpoint
+    from boxcov.kfac.fit import FitOptions as FitOptions
     from boxcov.kfac.fit import fit as fit
-    from boxcov.kfac.options import FitOptions as FitOptions
     from boxcov.monitor import Monitor as Monitor
     from boxcov.posterior.posterior import Posterior as Posterior
     from boxcov.predict.deployment import CompiledModel as CompiledModel
@@ -45,7 +45,7 @@ _HOMES = {
     "calibrate": "error_model.calibrate",
     "check": "checks",
     "Checkpoint": "kfac.checkpoint",
-    "FitOptions": "kfac.options",
+    "FitOptions": "kfac.fit",
     "fit": "kfac.fit",
     "Monitor": "monitor",
     "Posterior": "posterior.posterior",

@@ -281,7 +281,7 @@ def _bounded(text: str) -> str:
 
 
 def own_configuration(detector: Detector) -> dict[str, str]:
-    """Return what a posterior depends on, without box fields and classes: 0.1 did not store them."""
+    """Return what a posterior depends on, without what boxcov 0.1 did not store."""
     common = Detector.configuration(detector)
     network = _of_network(detector.configuration())
     return {name: text for name, text in network.items() if name not in common}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from boxcov._torch.precision import at_least_float32
+from boxcov._torch.layers import at_least_float32
 from boxcov.detector import Candidates, Detector, InstanceGroup, Selection, flatten_configuration
 from boxcov.errors import BoxcovError, join_names
 from boxcov.head_stages import HeadStages

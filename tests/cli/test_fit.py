@@ -11,7 +11,7 @@ import boxcov as package
 from boxcov.data import shapes, simulated
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.evaluate.scalar_uncertainty import ScalarUncertainty
-from boxcov.kfac.options import NonFinite
+from boxcov.kfac.fit import NonFinite
 from boxcov.pipeline import fit as fitting
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.options import EstimatorOptions, EvaluateCommand, FitCommand

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from boxcov import BoxcovError, ExactGLM, FitOptions, Posterior, fit
-from boxcov._torch.layers import Geometry, LayerCall, LayerCallMode, columns, columns_at
+from boxcov._torch.layers import Geometry, LayerCall, columns, columns_at
+from boxcov._torch.modules import LayerCallMode
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.kfac.input_gram import input_gram, weighted_gram

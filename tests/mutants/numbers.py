@@ -15,7 +15,7 @@ CARRY = "test_provenance.py::test_results_carry_version_seed_fingerprint_and_set
 NUMBERS = [
     Mutant(
         "inputs that are not finite",
-        "_torch/inputs.py",
+        "_torch/modules.py",
         "if not _all_finite([leaf for _, leaf in leaves]):",
         "if False:",
         f"{NAMED}[inputs]",
@@ -141,14 +141,14 @@ NUMBERS = [
     ),
     Mutant(
         "curvature in float32",
-        "_torch/precision.py",
+        "_torch/layers.py",
         "else x.float()",
         "else x",
         "kfac/test_fit.py::test_sums_of_half_precision_detectors_are_not_in_half",
     ),
     Mutant(
         "no autocast in the algebra",
-        "_torch/precision.py",
+        "_torch/layers.py",
         "torch.autocast(kind, enabled=False)",
         "torch.autocast(kind)",
         "predict/test_autocast.py::test_autocast_does_not_change_the_algebra",

@@ -35,14 +35,14 @@ ONLINE = [
     ),
     Mutant(
         "another precision waits",
-        "_torch/precision.py",
+        "_torch/process_state.py",
         "while any(used != tf32 for used in _holders.values()):",
         "while False:",
         "predict/test_threads.py::test_a_thread_that_wants_another_precision_waits",
     ),
     Mutant(
         "flags are given back",
-        "_torch/precision.py",
+        "_torch/process_state.py",
         "_set(_outside.pop())",
         "pass",
         "predict/test_threads.py::test_threads_that_overlap_leave_the_flags_as_they_were",

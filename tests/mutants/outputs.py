@@ -124,9 +124,9 @@ OUTPUTS = [
     ),
     Mutant(
         "locks after a fork",
-        "_torch/threads.py",
+        "_torch/process_state.py",
         "if self._process != os.getpid():",
         "if False:",
-        "_torch/test_locks_and_seeds.py::test_a_forked_child_does_not_wait_for_its_parent",
+        "_torch/test_process_state.py::test_a_forked_child_does_not_wait_for_its_parent",
     ),
 ]

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from boxcov import fit
-from boxcov._torch.layers import LayerCall, LayerCallMode
+from boxcov._torch.layers import LayerCall
+from boxcov._torch.modules import LayerCallMode
 from helpers.nets import CASES, Case, NetDetector
 from oracles.dense import brute_columns, flat, frame_gradients, relative
 

@@ -11,7 +11,7 @@ import torch
 
 import boxcov
 from boxcov import MCGLM, ExactGLM
-from boxcov._torch.precision import matrix_precision
+from boxcov._torch.process_state import matrix_precision
 from boxcov.detectors import centerpoint
 from helpers.centerpoint_cases import cloud, detector_of, frames, pillar_config
 

@@ -1,12 +1,8 @@
-"""Linear layers and convolutions: calls of them, seen and replaced, and their matrix products.
+"""Linear layers and convolutions: their calls, and the matrix products that these are.
 
 Every layer that boxcov factors is a product ``out = W a`` at T locations: a linear layer at each
 row of its input, a convolution at each output pixel, where ``a`` (n_in,) is the patch that the
 kernel sees. A grouped layer is G such products.
-
-``LayerCallMode`` intercepts every linear layer and convolution that torch runs and recognises the
-weights by identity. It needs no hooks and no wrapped modules, and it sees a weight wherever it is
-used: twice, under two names, by another module, with other padding.
 
 Shapes: G groups, B items of the batch, T locations per item, n_in inputs (kernel taps included),
 n_out outputs of one group.
@@ -15,15 +11,18 @@ n_out outputs of one group.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import wraps
 from math import prod
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
+P = ParamSpec("P")
+R = TypeVar("R")
 _CONVOLUTIONS: dict[Any, int] = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
 _TRANSPOSED: dict[Any, int] = {
     torch.conv_transpose1d: 1,
@@ -149,27 +148,6 @@ def _transposed(given: Mapping[str, Any], n: int) -> Geometry:
 def _each(value: Any, n: int) -> tuple[int, ...]:
     values = (value,) if isinstance(value, int) else tuple(value)
     return values * n if len(values) == 1 else values
-
-
-class LayerCallMode(TorchFunctionMode):
-    """While active, ``run(name, call)`` replaces every call of a weight in ``names`` (by id).
-
-    >>> linear = torch.nn.Linear(2, 3)
-    >>> with LayerCallMode({id(linear.weight): "linear"}, lambda name, call: call().relu() - 1):
-    ...     bool((linear(torch.ones(1, 2)) >= -1).all())
-    True
-    """
-
-    def __init__(self, names: Mapping[int, str], run: Callable[[str, LayerCall], Tensor]) -> None:
-        super().__init__()
-        self.names = names
-        self.run = run
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        call = parse(func, args, kwargs or {})
-        if call is not None and id(call.weight) in self.names:
-            return self.run(self.names[id(call.weight)], call)
-        return func(*args, **(kwargs or {}))
 
 
 # weights and gradients of weights <-> matrices
@@ -317,3 +295,25 @@ def pad(x: Tensor, padding: tuple[tuple[int, int], ...]) -> Tensor:
     if not any(p for pair in padding for p in pair):
         return x
     return F.pad(x, [p for pair in reversed(padding) for p in pair])
+
+
+# the precision of products
+
+
+def full_precision(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate ``function`` to run without torch.autocast."""
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+        with ExitStack() as stack:
+            for kind in kinds:
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            return function(*args, **kwargs)
+
+    return run
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Return half-precision tensors as float32, others unchanged."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()

@@ -1,4 +1,4 @@
-"""Modules: shadow copies to run, and the state of their weights.
+"""Modules: shadow copies to run, their layer calls and inputs, and the state of their weights.
 
 A shadow is a second tree of module objects that shares the parameters and buffers. It is in eval
 mode. Whatever is done to it, the detector's modules keep their mode, hooks and attributes.
@@ -7,7 +7,7 @@ mode. Whatever is done to it, the detector's modules keep their mode, hooks and 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from hashlib import sha256
 from types import MethodType
@@ -15,9 +15,11 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_map_only
 
-from boxcov.errors import BoxcovError, join_names
+from boxcov._torch.layers import LayerCall, parse
+from boxcov.errors import BoxcovError, NotFiniteFrameError, join_names
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -81,6 +83,70 @@ def _rebind(value: Any, replace: Mapping[int, nn.Parameter], memo: dict[int, nn.
     if type(value) in (dict, OrderedDict):
         return type(value)((key, _rebind(item, replace, memo)) for key, item in value.items())
     return value
+
+
+class LayerCallMode(TorchFunctionMode):
+    """While active, ``run(name, call)`` replaces every call of a weight in ``names`` (by id).
+
+    It needs no hooks and sees a weight wherever it is used: twice, under two names, by another
+    module, with other padding.
+
+    >>> linear = torch.nn.Linear(2, 3)
+    >>> with LayerCallMode({id(linear.weight): "linear"}, lambda name, call: call().relu() - 1):
+    ...     bool((linear(torch.ones(1, 2)) >= -1).all())
+    True
+    """
+
+    def __init__(self, names: Mapping[int, str], run: Callable[[str, LayerCall], Tensor]) -> None:
+        super().__init__()
+        self.names = names
+        self.run = run
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        call = parse(func, args, kwargs or {})
+        if call is not None and id(call.weight) in self.names:
+            return self.run(self.names[id(call.weight)], call)
+        return func(*args, **(kwargs or {}))
+
+
+def move(tree: Any, device: torch.device) -> Any:
+    """Return a pytree with every tensor on ``device``; inference tensors become normal ones."""
+    return tree_map_only(Tensor, lambda t: (t.clone() if t.is_inference() else t).to(device), tree)
+
+
+def fresh(tree: Any) -> Any:
+    """Return a copy of a pytree for one forward pass, which may change its inputs in place."""
+    return tree_map_only(Tensor, lambda t: t.clone(), tree)
+
+
+def ready(inputs: Any, device: torch.device, where: str = "inputs") -> Any:
+    """Return ``inputs`` on ``device``; raise if they hold NaN or infinite values."""
+    leaves = [
+        (path, leaf)
+        for path, leaf in tree_flatten_with_path(inputs)[0]
+        if isinstance(leaf, Tensor) and leaf.is_floating_point()
+    ]
+    if not _all_finite([leaf for _, leaf in leaves]):
+        for path, leaf in leaves:
+            bad = int((~leaf.isfinite()).sum())
+            if bad:
+                step = "".join(str(part) for part in path)
+                raise NotFiniteFrameError(
+                    f"{where}{step} holds {bad} NaN or infinite values of {leaf.numel()}"
+                )
+    return move(inputs, device)
+
+
+def _all_finite(tensors: list[Tensor]) -> bool:
+    """Synchronizes once per device."""
+    devices = {tensor.device for tensor in tensors}
+    return all(
+        bool(torch.stack([t.isfinite().all() for t in tensors if t.device == device]).all())
+        for device in devices
+    )
+
+
+# the state of weights and buffers
 
 
 def hash_tensor(digest: Any, tensor: Tensor) -> None:

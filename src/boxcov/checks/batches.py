@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from boxcov._torch.inputs import fresh, most_frames
+from boxcov._torch.modules import fresh
 from boxcov.checks.report import Finding
 from boxcov.checks.subject import NotChecked, Subject, bad, form_of, good, nearest
 from boxcov.data.sequence import batched
 from boxcov.detector import Detector, Selection
+from boxcov.kfac.losses import most_frames
 
 _SIGNAL_SLACK = 0.01  # relative to 1 + the value: batched convolutions round differently
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boxcov._torch.inputs import move
+from boxcov._torch.modules import move
 from boxcov.checks import batches, contract, derivatives, layers, losses
 from boxcov.checks.report import Finding, Report
 from boxcov.checks.subject import NotChecked, Subject, bad, keep_state

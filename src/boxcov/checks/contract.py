@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_structure
 
-from boxcov._torch.inputs import fresh, most_frames
-from boxcov._torch.modules import check_finite_weights, shadow, versions
+from boxcov._torch.modules import check_finite_weights, fresh, shadow, versions
 from boxcov.checks.report import Finding
 from boxcov.checks.subject import (
     NotChecked,
@@ -25,6 +24,7 @@ from boxcov.checks.subject import (
 )
 from boxcov.detector import Selection
 from boxcov.errors import BoxcovError, join_names
+from boxcov.kfac.losses import most_frames
 
 
 def names(subject: Subject) -> Finding:

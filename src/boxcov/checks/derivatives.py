@@ -12,8 +12,7 @@ from boxcov.checks.report import Finding
 from boxcov.checks.subject import NotChecked, Subject, bad, good, named_floats
 from boxcov.detector import Candidates, Detector
 from boxcov.errors import join_names
-from boxcov.kfac.fit import fit
-from boxcov.kfac.options import FitOptions
+from boxcov.kfac.fit import FitOptions, fit
 from boxcov.predict.exact import ExactGLM
 from boxcov.predict.finite_difference import finite_differences
 from boxcov.predict.forward_mode.derivatives import ForwardModeError, directional_derivatives

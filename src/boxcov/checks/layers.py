@@ -12,14 +12,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from boxcov._torch.clock import seconds
-from boxcov._torch.inputs import fresh
-from boxcov._torch.layers import Geometry, LayerCall, LayerCallMode
+from boxcov._torch.layers import Geometry, LayerCall
+from boxcov._torch.modules import LayerCallMode, fresh
 from boxcov.checks.report import DepthCost, Finding, LayerRow
 from boxcov.checks.subject import NotChecked, Subject, bad, good, named_floats
 from boxcov.errors import join_names
 from boxcov.kfac.accumulate import Accumulator
-from boxcov.kfac.losses import FrameLosses
-from boxcov.kfac.options import select_parameters
+from boxcov.kfac.losses import FrameLosses, select_parameters
 from boxcov.posterior.kronecker_block import Layer
 
 _MIB = 2**20

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from boxcov._torch.inputs import fresh, most_frames
+from boxcov._torch.modules import fresh
 from boxcov.checks.batches import forward_batch, merge, perturb
 from boxcov.checks.report import Finding
 from boxcov.checks.subject import NotChecked, Subject, bad, form_of, good, named_floats
 from boxcov.detector import Detector
+from boxcov.kfac.losses import most_frames
 
 
 def shape(subject: Subject) -> Finding:

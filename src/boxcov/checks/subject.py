@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
-from boxcov._torch.inputs import fresh
-from boxcov._torch.modules import shadow
+from boxcov._torch.modules import fresh, shadow
 from boxcov.checks.report import Finding, LayerRow
 from boxcov.detector import Detector, Selection
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from boxcov._torch.inputs import move
+from boxcov._torch.modules import move
 from boxcov.data.augment import Augmentation
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from boxcov._torch.precision import full_precision
+from boxcov._torch.layers import full_precision
 from boxcov.concatenation import concatenate
 from boxcov.detections import Detections
 from boxcov.error_model.inputs import box_inputs, stack_inputs

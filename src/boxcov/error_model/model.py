@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boxcov._torch.precision import full_precision
+from boxcov._torch.layers import full_precision
 from boxcov.detections import Detections
 from boxcov.detector import configuration_differences
 from boxcov.error_model.inputs import box_inputs, stack_inputs

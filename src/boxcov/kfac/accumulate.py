@@ -21,9 +21,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from boxcov._torch.distributed import World
-from boxcov._torch.layers import Geometry, LayerCall, LayerCallMode, columns, rows
-from boxcov._torch.modules import check_buffers, versions
-from boxcov._torch.precision import at_least_float32
+from boxcov._torch.layers import Geometry, LayerCall, at_least_float32, columns, rows
+from boxcov._torch.modules import LayerCallMode, check_buffers, versions
 from boxcov.errors import BoxcovError, NotFiniteFrameError, join_names
 from boxcov.kfac.factors import (
     FactorSums,

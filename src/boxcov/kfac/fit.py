@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 from warnings import warn
 
@@ -11,8 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from boxcov._torch.distributed import World
-from boxcov._torch.inputs import load_item
-from boxcov._torch.modules import check_finite_weights, fingerprint
+from boxcov._torch.modules import check_finite_weights, fingerprint, move, ready
 from boxcov.detector import Detector, own_configuration
 from boxcov.errors import (
     BoxcovError,
@@ -25,15 +25,58 @@ from boxcov.kfac.accumulate import Accumulator
 from boxcov.kfac.checkpoint import Checkpoint, Checkpointer, Items, PassSums
 from boxcov.kfac.ekfac import GradientMoments
 from boxcov.kfac.factors import kronecker_blocks
-from boxcov.kfac.losses import FrameLosses
-from boxcov.kfac.options import FitOptions, select_parameters
+from boxcov.kfac.losses import FrameLosses, FrameWeight, select_parameters
 from boxcov.posterior.kronecker_block import check_precisions
-from boxcov.posterior.posterior import FisherKind, Posterior
+from boxcov.posterior.posterior import FisherKind, Form, Locations, Posterior
 from boxcov.posterior.prior import auto_prior_precision
 
 Progress = Callable[[int, int | None], None]
-_DEFAULTS = FitOptions()
+NonFinite = Literal["error", "skip"]
 _EMPTY = "the data set is empty: fit needs at least one frame"
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """Options of ``boxcov.fit``.
+
+    exclude: names of modules or parameters to keep constant.
+    fraction: share of the items to use, drawn with ``seed``.
+    seed: random seed of the drawn items and, for ``fisher="mc"``, of the drawn targets.
+    ekfac: correct the eigenvalues by a second pass over the frames, see ``boxcov.kfac.ekfac``.
+    locations: "all" weights all locations equally in the input factor Q; "gradient" weights each
+        by its squared gradient, because the box loss has a gradient at few cells only.
+    form: "eigen" is ``(n F + tau I)^-1``; "paper" is ``Q^-1 (x) H^-1`` with ``jitter``.
+    jitter: added to each factor of the form "paper", relative to its mean eigenvalue.
+    nonfinite: "error" stops at an item with NaN or infinite inputs, loss or gradients; "skip"
+        leaves it out and counts it.
+    frame_weight: function from the targets of an item to a weight for the loss of each frame, for
+        example the number of objects that the loss was divided by.
+
+    >>> FitOptions(fraction=0.1, ekfac=True).locations
+    'all'
+    """
+
+    exclude: Sequence[str] = ()
+    fraction: float = 1.0
+    seed: int = 0
+    ekfac: bool = False
+    locations: Locations = "all"
+    form: Form = "eigen"
+    jitter: float = 1e-6
+    nonfinite: NonFinite = "error"
+    frame_weight: FrameWeight | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("form", self.form, Form)
+        check_choice("locations", self.locations, Locations)
+        check_choice("nonfinite", self.nonfinite, NonFinite)
+        if not 0 < self.fraction <= 1:
+            raise BoxcovError(f"fraction must be above 0 and at most 1, got {self.fraction}")
+        if self.ekfac and self.form == "paper":
+            raise BoxcovError("ekfac needs form='eigen': the paper's form is Q^-1 (x) H^-1")
+
+
+_DEFAULTS = FitOptions()
 
 
 def fit(
@@ -169,7 +212,7 @@ class _Passes:
     def _add(self, sums: PassSums, number: int, item: Any) -> bool:
         """Add one item; return whether it was finite."""
         try:
-            sums.add(*load_item(item, number, sums.device), number)
+            sums.add(*_load_item(item, number, sums.device), number)
         except NotFiniteFrameError as error:
             message = f"{error}{_tokens(item[1])}"
             if self.options.nonfinite == "error":
@@ -181,12 +224,22 @@ class _Passes:
         return True
 
 
+def _load_item(item: Any, number: int, device: torch.device) -> tuple[Any, Any]:
+    """Return the inputs, checked, and the targets of item ``number``, both on ``device``."""
+    if not isinstance(item, (tuple, list)) or len(item) != 2:
+        raise BoxcovError(
+            f"frames must give pairs (inputs, targets); item {number} is a {type(item).__name__}"
+        )
+    inputs, targets = item
+    return ready(inputs, device, f"inputs of batch {number}"), move(targets, device)
+
+
 def _find_layers(
     accumulator: Accumulator, frames: Iterable[Any], options: FitOptions
 ) -> tuple[int, int]:
     """Find the layers by one forward pass; return the frames of the first item, and 1 item."""
     for number, item in Items(frames, options.fraction, options.seed).starting_at(0):
-        inputs, _ = load_item(item, number, accumulator.device)
+        inputs, _ = _load_item(item, number, accumulator.device)
         with torch.inference_mode(False):
             accumulator.find_layers(inputs)
         if isinstance(inputs, (list, tuple)):

@@ -14,8 +14,7 @@ import torch
 
 from boxcov import GLM, MCGLM, MCI, ExactGLM, compile, fit
 from boxcov._torch.clock import seconds
-from boxcov._torch.inputs import fresh, ready
-from boxcov._torch.layers import LayerCallMode
+from boxcov._torch.modules import LayerCallMode, fresh, ready
 from boxcov.detector import Detector
 from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.errors import BoxcovError

@@ -7,9 +7,8 @@ from typing import Any
 
 from boxcov._torch.distributed import join_process_group
 from boxcov.kfac.checkpoint import Checkpoint, second_pass_path
-from boxcov.kfac.fit import Progress
+from boxcov.kfac.fit import FitOptions, Progress
 from boxcov.kfac.fit import fit as fit_posterior
-from boxcov.kfac.options import FitOptions
 from boxcov.pipeline.detectors import load_detector, match_source, warn_if_implausible
 from boxcov.pipeline.frames import load_in_background, load_labelled_frames
 from boxcov.pipeline.options import FitCommand

@@ -7,7 +7,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
-from boxcov._torch.inputs import move
+from boxcov._torch.modules import move
 from boxcov.concatenation import concatenate
 from boxcov.data.augment import Augmentation
 from boxcov.detectors.centerpoint import CenterPoint, load, save

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boxcov._torch.layers import Geometry, to_matrix
-from boxcov._torch.precision import at_least_float32
+from boxcov._torch.layers import Geometry, at_least_float32, to_matrix
 from boxcov.errors import BoxcovError
 from boxcov.posterior.householder import PackedFactor
 

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from boxcov._torch.layers import from_matrix, to_matrix
+from boxcov._torch.layers import from_matrix, full_precision, to_matrix
 from boxcov._torch.modules import check_fingerprint
-from boxcov._torch.precision import full_precision
 from boxcov.detector import Detector, check_configuration
 from boxcov.error_model.model import ErrorModel, describe_error_model
 from boxcov.errors import BoxcovError, join_names

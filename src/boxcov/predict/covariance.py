@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from boxcov._torch.precision import full_precision
+from boxcov._torch.layers import full_precision
 from boxcov.posterior.kronecker_block import KroneckerBlock
 
 MEMORY = 256 * 2**20  # bytes of intermediates at once

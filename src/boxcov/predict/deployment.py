@@ -9,9 +9,8 @@ from warnings import warn
 import torch
 from torch import Tensor
 
-from boxcov._torch.inputs import fresh, move, ready
-from boxcov._torch.modules import WeightChecksum, WeightSnapshot
-from boxcov._torch.threads import ProcessLock
+from boxcov._torch.modules import WeightChecksum, WeightSnapshot, fresh, move, ready
+from boxcov._torch.process_state import ProcessLock
 from boxcov.detections import Detections
 from boxcov.detector import Detector, FusedNetwork
 from boxcov.errors import BoxcovError, BoxcovWarning

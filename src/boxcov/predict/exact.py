@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boxcov._torch.precision import at_least_float32, matrix_precision
+from boxcov._torch.layers import at_least_float32
+from boxcov._torch.process_state import matrix_precision
 from boxcov.detections import PART_BELOW, Detections
 from boxcov.detector import Detector
 from boxcov.image_border import log_variances

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from boxcov._torch.layers import LayerCall, LayerCallMode, columns, rows, to_matrix
-from boxcov._torch.precision import at_least_float32
+from boxcov._torch.layers import LayerCall, at_least_float32, columns, rows, to_matrix
+from boxcov._torch.modules import LayerCallMode
 from boxcov.detector import Detector, InstanceGroup
 from boxcov.errors import BoxcovError, join_names
 from boxcov.posterior.posterior import Posterior

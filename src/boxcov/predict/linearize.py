@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from boxcov._torch.inputs import fresh
-from boxcov._torch.layers import LayerCall, LayerCallMode
-from boxcov._torch.modules import check_buffers, shadow, versions
+from boxcov._torch.layers import LayerCall
+from boxcov._torch.modules import LayerCallMode, check_buffers, fresh, shadow, versions
 from boxcov.detections import Detections
 from boxcov.detector import Detector, Selection
 from boxcov.errors import BoxcovError

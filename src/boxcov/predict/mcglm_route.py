@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from boxcov._torch.precision import matrix_precision
+from boxcov._torch.process_state import matrix_precision
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.forward_mode.derivatives import (
     PosteriorSamples,

@@ -16,13 +16,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from boxcov._torch.inputs import fresh
-from boxcov._torch.layers import LayerCall, LayerCallMode
-from boxcov._torch.precision import at_least_float32
+from boxcov._torch.layers import LayerCall, at_least_float32
+from boxcov._torch.modules import LayerCallMode, fresh
 from boxcov.detections import Detections
 from boxcov.detector import Detector, InstanceGroup
 from boxcov.errors import BoxcovError
-from boxcov.kfac.options import select_parameters
+from boxcov.kfac.losses import select_parameters
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.covariance import sample_covariance
 from boxcov.predict.forward_mode.derivatives import PosteriorSamples

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from boxcov._torch.precision import at_least_float32
+from boxcov._torch.layers import at_least_float32
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError

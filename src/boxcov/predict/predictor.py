@@ -10,16 +10,16 @@ from typing import Any, ClassVar, NoReturn
 import torch
 from torch import Tensor
 
-from boxcov._torch.inputs import ready
+from boxcov._torch.layers import at_least_float32
 from boxcov._torch.modules import (
     WeightChecksum,
     WeightSnapshot,
     check_fingerprint,
     check_finite_weights,
     fingerprint,
+    ready,
 )
-from boxcov._torch.precision import at_least_float32
-from boxcov._torch.threads import ProcessLock
+from boxcov._torch.process_state import ProcessLock
 from boxcov.detections import Detections
 from boxcov.detector import SIGNAL_INPUTS, Detector
 from boxcov.error_model.model import ErrorModel, describe_error_model

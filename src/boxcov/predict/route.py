@@ -43,7 +43,7 @@ from warnings import warn
 import torch
 from torch import Tensor
 
-from boxcov._torch.precision import Precision
+from boxcov._torch.process_state import Precision
 from boxcov.errors import BoxcovError, BoxcovWarning, check_choice, check_positive
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.cuda.static_graph import CaptureError, GraphPass, StaticGraph

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from boxcov._torch.precision import matrix_precision
+from boxcov._torch.process_state import matrix_precision
 from boxcov.detections import Detections
 from boxcov.detector import SIGNAL_INPUTS, Detector, FusedNetwork, Selection
 from boxcov.errors import BoxcovError, join_names

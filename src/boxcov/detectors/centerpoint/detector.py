@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from boxcov._torch.layers import at_least_float32
 from boxcov._torch.modules import shadow
-from boxcov._torch.precision import at_least_float32
-from boxcov._torch.threads import seeded
+from boxcov._torch.process_state import seeded
 from boxcov.detector import SIGNAL_INPUTS, Candidates, Detector, Selection, flatten_configuration
 from boxcov.detectors.centerpoint.config import Config, Pillars
 from boxcov.detectors.centerpoint.decode import boxes_of, logits_at, values_at

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from boxcov._torch.layers import at_least_float32
 from boxcov._torch.modules import shadow
-from boxcov._torch.precision import at_least_float32
 from boxcov.detectors.centerpoint.head import CenterHead, StackedMaps
 from boxcov.detectors.centerpoint.point_signals import point_maps
 from boxcov.detectors.centerpoint.voxel_encoder import VoxelEncoder

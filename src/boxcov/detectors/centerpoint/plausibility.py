@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boxcov._torch.inputs import move
+from boxcov._torch.modules import move
 from boxcov.data.points import count_points
 from boxcov.detections import Detections
 from boxcov.detectors.centerpoint.detector import CenterPoint

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from boxcov._torch.precision import at_least_float32
+from boxcov._torch.layers import at_least_float32
 from boxcov.detector import Selection
 from boxcov.detectors.centerpoint.config import Config
 from boxcov.detectors.centerpoint.decode import CellIndex, boxes_of, values_at

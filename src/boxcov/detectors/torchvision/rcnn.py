@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from boxcov._torch.threads import seeded
+from boxcov._torch.process_state import seeded
 from boxcov.detector import InstanceGroup, Selection
 from boxcov.detectors.scores import softmax_logit
 from boxcov.detectors.torchvision.detector import Raw, Reported, TorchvisionDetector

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from boxcov._torch.precision import at_least_float32
+from boxcov._torch.layers import at_least_float32
 from boxcov.detectors.boxes import centres, iou
 from boxcov.detectors.signals import (
     TINY,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from boxcov._torch.threads import seeded
+from boxcov._torch.process_state import seeded
 from boxcov.detector import Candidates, Detector, InstanceGroup, Selection, flatten_configuration
 from boxcov.detectors.objects import check_images
 from boxcov.detectors.yolox.backbone import PAFPN

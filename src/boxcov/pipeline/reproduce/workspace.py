@@ -20,8 +20,7 @@ from boxcov.evaluate.records import Records
 from boxcov.files import make_folder, write_json
 from boxcov.input_file import read_json, reading
 from boxcov.kfac.checkpoint import Checkpoint
-from boxcov.kfac.fit import fit
-from boxcov.kfac.options import FitOptions
+from boxcov.kfac.fit import FitOptions, fit
 from boxcov.pipeline.detectors import load_detector, plain_milliseconds
 from boxcov.pipeline.frames import load_frames, preload_frames
 from boxcov.pipeline.options import DataOptions

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from boxcov._torch.inputs import fresh
-from boxcov._torch.modules import shadow
+from boxcov._torch.modules import fresh, shadow
 from boxcov.detector import Detector
 from boxcov.predict.forward_mode.directions import Directions
 from boxcov.predict.forward_mode.tangents import Tangents

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from boxcov._torch.layers import LayerCall, LayerCallMode
-from boxcov._torch.precision import Precision, at_least_float32, matrix_precision
+from boxcov._torch.layers import LayerCall, at_least_float32
+from boxcov._torch.modules import LayerCallMode
+from boxcov._torch.process_state import Precision, matrix_precision
 from boxcov.errors import BoxcovError
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.forward_mode.directions import Directions, normalise

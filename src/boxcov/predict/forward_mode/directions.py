@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from boxcov._torch.layers import LayerCall
-from boxcov._torch.precision import Precision
+from boxcov._torch.process_state import Precision
 
 
 class Directions:

@@ -24,8 +24,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from boxcov._torch.layers import LayerCall, parse
-from boxcov._torch.precision import matrix_precision
-from boxcov._torch.threads import ProcessLock
+from boxcov._torch.process_state import ProcessLock, matrix_precision
 from boxcov.predict.forward_mode.directions import Directions, channels_last
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from boxcov._torch.precision import Precision, matrix_precision
+from boxcov._torch.process_state import Precision, matrix_precision
 from boxcov.head_stages import HeadStages
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.cuda.static_graph import Graphs, Many

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad, relu
 
-from boxcov._torch.precision import matrix_precision
+from boxcov._torch.process_state import matrix_precision
 from boxcov.head_stages import HeadStages, Stage
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.head.separable_variances import fit_separable

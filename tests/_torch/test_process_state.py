@@ -14,7 +14,7 @@ import torch
 
 from boxcov import MCI, BoxcovError, ExactGLM, fit
 from boxcov._torch.modules import fingerprint
-from boxcov._torch.threads import ProcessLock
+from boxcov._torch.process_state import ProcessLock
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.evaluate.matching import match

@@ -1,38 +1,58 @@
-"""Precision of products: full for factors and covariances, TF32 on a GPU where it is chosen."""
+"""What all threads of a process share: a lock, torch's random numbers, the TF32 flags."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import wraps
-from threading import Condition, get_ident
-from typing import Literal, ParamSpec, TypeVar
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import Condition, RLock, get_ident
+from typing import Literal
 
 import torch
-from torch import Tensor
 
-P = ParamSpec("P")
-R = TypeVar("R")
 Precision = Literal["float32", "tf32", "half"]
+_SEED_LOCK = RLock()
 
 
-def full_precision(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate ``function`` to run without torch.autocast."""
+class ProcessLock:
+    """A lock between the threads of one process: a forked child does not wait for its parent's.
 
-    @wraps(function)
-    def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-        with ExitStack() as stack:
-            for kind in kinds:
-                stack.enter_context(torch.autocast(kind, enabled=False))
-            return function(*args, **kwargs)
+    A thread that has it may take it again.
 
-    return run
+    >>> with ProcessLock():
+    ...     pass
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._process = RLock(), os.getpid()
+
+    def __enter__(self) -> None:
+        if self._process != os.getpid():  # the thread that held it did not survive the fork
+            self.__init__()  # type: ignore[misc]
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
 
 
-def at_least_float32(x: Tensor) -> Tensor:
-    """Return half-precision tensors as float32, others unchanged."""
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+@contextmanager
+def seeded(seed: int, devices: Sequence[torch.device] = ()) -> Iterator[None]:
+    """Seed torch's random numbers for a block, and restore their state afterwards.
+
+    One thread at a time: the generator is shared by all threads.
+
+    >>> with seeded(3):
+    ...     first = torch.rand(2)
+    >>> with seeded(3):
+    ...     torch.equal(first, torch.rand(2))
+    True
+    """
+    with _SEED_LOCK, torch.random.fork_rng(devices=list(devices)):
+        torch.default_generator.manual_seed(seed)
+        for device in devices:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield
 
 
 @contextmanager
