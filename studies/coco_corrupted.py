@@ -30,7 +30,7 @@ from boxcov.error_model.training import TrainingOptions
 from boxcov.evaluate.ground_truth import match_detections
 from boxcov.evaluate.intervals import bootstrap
 from boxcov.evaluate.probability_metrics import calibration_error
-from boxcov.evaluate.ranking import auroc
+from boxcov.evaluate.quality import auroc
 from boxcov.evaluate.records import Records
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "data"

@@ -30,7 +30,7 @@ from boxcov.evaluate.covariance_metrics import LEVELS, covariance_metrics
 from boxcov.evaluate.ground_truth import match_detections
 from boxcov.evaluate.intervals import bootstrap
 from boxcov.evaluate.probability_metrics import region_coverage
-from boxcov.evaluate.ranking import auroc
+from boxcov.evaluate.quality import auroc
 from boxcov.evaluate.records import Records
 from boxcov.image_border import log_variances
 

@@ -30,8 +30,7 @@ from boxcov.data.coco.images import to_pixels
 from boxcov.evaluate.covariance_metrics import covariance_metrics
 from boxcov.evaluate.matching import match
 from boxcov.evaluate.method_table import table
-from boxcov.evaluate.quality import accurate_iou
-from boxcov.evaluate.ranking import auroc
+from boxcov.evaluate.quality import accurate_iou, auroc
 from boxcov.evaluate.records import Records
 from boxcov.evaluate.summary import compare
 from boxcov.report.pictures import Shown, draw_image

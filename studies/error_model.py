@@ -37,8 +37,7 @@ from boxcov.error_model.network import student_nll
 from boxcov.error_model.regions import RANGES, class_range_index
 from boxcov.error_model.training import TrainingOptions
 from boxcov.evaluate.probability_metrics import calibration_error
-from boxcov.evaluate.quality import quality
-from boxcov.evaluate.ranking import auroc
+from boxcov.evaluate.quality import auroc, quality
 from boxcov.evaluate.records import Records
 
 FIELDS = ("x", "y", "z", "w", "l", "h", "yaw", "vx", "vy")

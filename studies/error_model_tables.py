@@ -19,7 +19,7 @@ import numpy as np
 from boxcov.data import simulated
 from boxcov.error_model.regions import RANGES
 from boxcov.evaluate.intervals import bootstrap
-from boxcov.evaluate.ranking import auroc
+from boxcov.evaluate.quality import auroc
 from error_model import FREE, OURS, RAW, ROWS, SIZE, slug
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "data"

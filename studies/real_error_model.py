@@ -32,7 +32,7 @@ from boxcov.error_model.model import ErrorModel
 from boxcov.evaluate.ground_truth import match_detections
 from boxcov.evaluate.intervals import bootstrap
 from boxcov.evaluate.probability_metrics import calibration_error
-from boxcov.evaluate.ranking import auroc
+from boxcov.evaluate.quality import auroc
 from boxcov.evaluate.records import Records
 from boxcov.pipeline.frames import load_frames
 from boxcov.pipeline.options import DataOptions

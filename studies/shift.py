@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from boxcov.evaluate.ranking import auroc
+from boxcov.evaluate.quality import auroc
 
 Array = np.ndarray
 

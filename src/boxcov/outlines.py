@@ -1,4 +1,4 @@
-"""What all pictures share: the background, the colour of a risk, and the outline of a region."""
+"""What all pictures share: the background, the colour of a risk, outlines of boxes and regions."""
 
 from __future__ import annotations
 
@@ -77,3 +77,33 @@ def side_bands(boxes: Array, widths: Array) -> tuple[Array, Array]:
     inner = boxes - outward
     inner[(inner[:, :2] >= inner[:, 2:]).any(1)] = np.nan
     return boxes + outward, inner
+
+
+def corners(boxes: Array) -> Array:
+    """Return the closed outlines (n, 5, 2) of boxes (n, 5) as x y w l yaw, first corner repeated.
+
+    >>> corners(np.array([[0.0, 0.0, 2.0, 4.0, 0.0]]))[0, 0].tolist()
+    [2.0, 1.0]
+    """
+    x, y, w, length, yaw = (boxes[:, i, None] for i in range(5))
+    along, across = length / 2 * np.array([1, 1, -1, -1, 1]), w / 2 * np.array([1, -1, -1, 1, 1])
+    return np.stack(
+        [
+            x + along * np.cos(yaw) - across * np.sin(yaw),
+            y + along * np.sin(yaw) + across * np.cos(yaw),
+        ],
+        2,
+    )
+
+
+def ellipse(mean: Array, covariance: Array, sigmas: float, points: int = 60) -> Array:
+    """Return the outline (points, 2) at ``sigmas`` standard deviations of a 2D Gaussian.
+
+    >>> np.abs(ellipse(np.zeros(2), np.eye(2), 3.0)).max().round(2).item()
+    3.0
+    """
+    values, vectors = np.linalg.eigh(covariance)
+    angle = np.linspace(0, 2 * np.pi, points)
+    circle = np.stack([np.cos(angle), np.sin(angle)])
+    line: Array = mean + sigmas * (vectors @ (np.sqrt(values.clip(min=0))[:, None] * circle)).T
+    return line

@@ -17,7 +17,7 @@ from boxcov.cli import app as cli
 from boxcov.cli.command import typer_command
 from boxcov.cli.convert import convert
 from boxcov.data import simulated
-from boxcov.evaluate.geometry import corners, ellipse
+from boxcov.outlines import corners, ellipse
 from boxcov.pipeline.options import DemoCommand, option, vocabulary
 from helpers.command_line import boxcov
 from helpers.export_boxes import in_space

@@ -14,7 +14,7 @@ from boxcov.data.simulated import CLASSES
 from boxcov.error_model import unusual_frames
 from boxcov.error_model.calibrate import fit_error_model, predict_frames
 from boxcov.evaluate.ground_truth import match_detections
-from boxcov.evaluate.ranking import auroc
+from boxcov.evaluate.quality import auroc
 from boxcov.pipeline.calibrate import _stress_frames, run
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frames import load_frames

@@ -12,7 +12,7 @@ from boxcov import BoxcovError, Detections
 from boxcov.data import simulated
 from boxcov.data.poses import BOX_FIELDS
 from boxcov.evaluate.ground_truth import GroundTruth, match_detections
-from boxcov.evaluate.ranking import auroc
+from boxcov.evaluate.quality import auroc
 from boxcov.evaluate.scalar_uncertainty import uncertainty_of
 from boxcov.evaluate.summary import summarise
 from boxcov.pipeline.evaluate import build_study

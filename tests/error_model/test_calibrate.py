@@ -22,7 +22,7 @@ from boxcov.error_model import training
 from boxcov.error_model.calibrate import fit_error_model, predict_frames
 from boxcov.error_model.training import TrainingOptions
 from boxcov.evaluate.ground_truth import match_detections
-from boxcov.evaluate.ranking import auroc
+from boxcov.evaluate.quality import auroc
 from boxcov.evaluate.records import Records
 from boxcov.predict.predictor import Predictor
 from helpers.clipped_cases import as_detections, clipped_boxes

@@ -17,7 +17,7 @@ from boxcov.evaluate.baselines import (
     signal_features,
     signals_alone,
 )
-from boxcov.evaluate.ranking import auroc
+from boxcov.evaluate.quality import auroc
 from boxcov.evaluate.records import Records
 
 FIELDS = ("x", "y", "z", "w", "l", "h", "yaw")

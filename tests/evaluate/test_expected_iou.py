@@ -8,7 +8,7 @@ from numpy.testing import assert_allclose
 
 from boxcov import BoxcovError
 from boxcov.evaluate.expected_iou import expected_iou, nodes, relative_covariance
-from boxcov.evaluate.geometry import iou_2d, iou_3d, iou_bev
+from boxcov.evaluate.matching import iou_2d, iou_3d, iou_bev
 
 SPACE = ("x", "y", "z", "w", "l", "h", "yaw", "vx", "vy")
 PLANE = ("x", "y", "w", "l", "yaw")

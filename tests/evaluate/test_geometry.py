@@ -5,7 +5,8 @@ import pytest
 import shapely
 from shapely.affinity import rotate, translate
 
-from boxcov.evaluate.geometry import corners, iou_2d, iou_3d, iou_bev
+from boxcov.evaluate.matching import iou_2d, iou_3d, iou_bev
+from boxcov.outlines import corners
 
 
 def rectangle(w: float, length: float, yaw: float) -> shapely.Polygon:

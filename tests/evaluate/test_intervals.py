@@ -15,8 +15,7 @@ from boxcov.evaluate.intervals import (
     resample_frames,
     shuffle_chance,
 )
-from boxcov.evaluate.quality import METRICS, Partition, partitions, quality
-from boxcov.evaluate.ranking import auroc
+from boxcov.evaluate.quality import METRICS, Partition, auroc, partitions, quality
 
 
 def test_replicates_are_whole_frames() -> None:

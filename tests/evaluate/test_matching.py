@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from boxcov.data.poses import BOX_FIELDS
 from boxcov.errors import BoxcovError
 from boxcov.evaluate import match
-from boxcov.evaluate.geometry import iou_2d, iou_3d, iou_bev
-from boxcov.evaluate.matching import Objects, Predictions, pair_by_iou
+from boxcov.evaluate.matching import Objects, Predictions, iou_2d, iou_3d, iou_bev, pair_by_iou
 
 CLASSES = ("car", "bus", "pedestrian")
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from boxcov.errors import BoxcovError
-from boxcov.evaluate.ranking import (
+from boxcov.evaluate.quality import (
     auroc,
     auroc_from_ranks,
     ause,

@@ -9,8 +9,7 @@ import pytest
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.covariance_metrics import covariance_metrics
 from boxcov.evaluate.method_table import COLUMNS, table
-from boxcov.evaluate.quality import METRICS, quality
-from boxcov.evaluate.ranking import auroc, ause
+from boxcov.evaluate.quality import METRICS, auroc, ause, quality
 from boxcov.evaluate.records import Records
 from boxcov.evaluate.summary import by_class, by_range, compare, summarise
 

@@ -66,7 +66,7 @@ def test_vision_msgs_box() -> None:
 
 def test_message_and_box_have_the_same_corners() -> None:
     """Size x lies along the heading: as boxcov draws its boxes."""
-    from boxcov.evaluate.geometry import corners
+    from boxcov.outlines import corners
 
     found = in_space(1)
     one = ros.detection3d_array(found, "map")["detections"][0]["bbox"]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from boxcov import Detections
-from boxcov.evaluate.ranking import auroc
+from boxcov.evaluate.quality import auroc
 from boxcov.pipeline import demo, evaluate
 from boxcov.pipeline.options import EvaluateCommand
 from helpers.command_line import boxcov

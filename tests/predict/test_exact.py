@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from boxcov import GLM, MCGLM, BoxcovError, Detector, EngineOptions, ExactGLM, Selection, fit
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.predict import covariance as contract
+from boxcov.posterior import kronecker_block as contract
 from oracles.dense import relative
 
 

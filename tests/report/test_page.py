@@ -16,7 +16,7 @@ from boxcov.detectors import centerpoint
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.evaluate.method_table import table as metric_table
-from boxcov.evaluate.ranking import auroc
+from boxcov.evaluate.quality import auroc
 from boxcov.report import page as module
 from boxcov.report.page import write
 from boxcov.report.study import Method, Scene, Study, scenes_of

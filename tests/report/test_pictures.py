@@ -62,7 +62,7 @@ def test_a_plot_from_above_shows_risk_and_regions() -> None:
     assert len(axes.collections[0].get_offsets()) == 50  # points
     plane = [0, 1, 3, 4, 6]
     boxes, widths = found.boxes[:, plane].numpy(), found.region(0.9)[:, plane].numpy()
-    from boxcov.evaluate.geometry import corners
+    from boxcov.outlines import corners
 
     for risk, outline in zip(found.risk.tolist(), corners(grown_boxes(boxes, widths))):
         drawn = any(line.shape == (5, 2) and np.allclose(line, outline) for line in lines(axes))
@@ -72,7 +72,7 @@ def test_a_plot_from_above_shows_risk_and_regions() -> None:
 
 def test_the_outline_holds_every_box_within_the_region() -> None:
     """Corners of boxes with errors inside the half widths lie inside the grown box."""
-    from boxcov.evaluate.geometry import corners
+    from boxcov.outlines import corners
 
     rng = np.random.default_rng(0)
     boxes = np.column_stack(

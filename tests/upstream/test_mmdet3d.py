@@ -24,7 +24,7 @@ from boxcov import BoxcovError
 from boxcov.detectors import centerpoint
 from boxcov.detectors.centerpoint import CenterPoint, Config
 from boxcov.detectors.centerpoint.upstream_config import named_config
-from boxcov.evaluate.geometry import corners
+from boxcov.outlines import corners
 from helpers.centerpoint_cases import task_targets
 
 pytestmark = [

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from boxcov.box_layout import IMAGE, PLANE, SPACE
 from boxcov.errors import BoxcovError
-from boxcov.evaluate.geometry import iou_2d, iou_3d, iou_bev
-from boxcov.evaluate.matching import has_fields, select_fields
+from boxcov.evaluate.matching import has_fields, iou_2d, iou_3d, iou_bev, select_fields
 
 Array = NDArray[Any]
 DIRECTIONS, RADII = 128, 2

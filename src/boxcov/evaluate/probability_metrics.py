@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from boxcov.evaluate.intervals import bootstrap
-from boxcov.evaluate.ranking import auroc_from_ranks, ranks
+from boxcov.evaluate.quality import auroc_from_ranks, ranks
 
 Array = NDArray[Any]
 

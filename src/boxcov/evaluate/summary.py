@@ -27,10 +27,12 @@ from boxcov.evaluate.quality import (
     SHARES,
     accurate_iou,
     accurate_l2,
+    auroc_from_ranks,
+    ause_from_ranks,
     partitions,
     quality,
+    ranks,
 )
-from boxcov.evaluate.ranking import auroc_from_ranks, ause_from_ranks, ranks
 from boxcov.evaluate.records import Records
 
 Array = NDArray[Any]

@@ -135,7 +135,7 @@ def _log_world_boxes(rr: Any, recording: Any, detections: Detections) -> None:
 
 
 def _log_image_boxes(rr: Any, recording: Any, detections: Detections) -> None:
-    from boxcov.evaluate.geometry import ellipse
+    from boxcov.outlines import ellipse
 
     arrays = detections.numpy()
     sides = columns(detections.fields, IMAGE)

@@ -22,7 +22,7 @@ from boxcov.pipeline.detectors import load_detector, match_source, warn_if_impla
 from boxcov.pipeline.frames import Progress, default_test_split, load_frames, preload_frames
 from boxcov.pipeline.options import BenchCommand, DataOptions
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.covariance import sample_covariance
+from boxcov.predict.forward_mode.derivatives import sample_covariance
 from boxcov.predict.route import EngineOptions
 from boxcov.static_selection import StaticLimits
 

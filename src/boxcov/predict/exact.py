@@ -19,9 +19,13 @@ from boxcov._torch.process_state import matrix_precision
 from boxcov.detections import PART_BELOW, Detections
 from boxcov.detector import Detector
 from boxcov.image_border import log_variances
+from boxcov.posterior.kronecker_block import MEMORY
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.covariance import MEMORY, sample_covariance
-from boxcov.predict.forward_mode.derivatives import PosteriorSamples, directional_derivatives
+from boxcov.predict.forward_mode.derivatives import (
+    PosteriorSamples,
+    directional_derivatives,
+    sample_covariance,
+)
 from boxcov.predict.forward_mode.tangents import NoRule, Tangents
 from boxcov.predict.instances import (
     InstanceEngine,

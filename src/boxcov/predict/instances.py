@@ -19,8 +19,8 @@ from boxcov._torch.layers import LayerCall, at_least_float32, columns, rows, to_
 from boxcov._torch.modules import LayerCallMode
 from boxcov.detector import Detector, InstanceGroup
 from boxcov.errors import BoxcovError, join_names
+from boxcov.posterior.kronecker_block import layer_covariance
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.covariance import layer_covariance
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector, short_way
 from boxcov.predict.route import Verdict, Verification, judge_weights, rounding_tolerance
 

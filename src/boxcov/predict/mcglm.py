@@ -10,9 +10,8 @@ from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, check_choice
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.covariance import sample_covariance
 from boxcov.predict.finite_difference import check_step, finite_differences
-from boxcov.predict.forward_mode.derivatives import PosteriorSamples
+from boxcov.predict.forward_mode.derivatives import PosteriorSamples, sample_covariance
 from boxcov.predict.linearize import LinearizationPoint
 from boxcov.predict.mcglm_route import DirectionRouter
 from boxcov.predict.predictor import PosteriorPredictor, check_samples, logit_fields

@@ -23,8 +23,7 @@ from boxcov.detector import Detector, InstanceGroup
 from boxcov.errors import BoxcovError
 from boxcov.kfac.losses import select_parameters
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.covariance import sample_covariance
-from boxcov.predict.forward_mode.derivatives import PosteriorSamples
+from boxcov.predict.forward_mode.derivatives import PosteriorSamples, sample_covariance
 from boxcov.predict.instances import InstancesCheck, instance_groups, leaves_read, with_leaves
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector, OnCall
 from boxcov.predict.predictor import Predictor, check_samples, logit_fields

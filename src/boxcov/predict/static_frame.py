@@ -15,9 +15,8 @@ from boxcov.detections import Detections
 from boxcov.detector import SIGNAL_INPUTS, Detector, FusedNetwork, Selection
 from boxcov.errors import BoxcovError, join_names
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.covariance import sample_covariance
 from boxcov.predict.cuda.side_stream import SideStream
-from boxcov.predict.forward_mode.derivatives import directional_derivatives
+from boxcov.predict.forward_mode.derivatives import directional_derivatives, sample_covariance
 from boxcov.predict.head.cells import group_in_blocks, plan_own_cells
 from boxcov.predict.head.covariance import head_covariance
 from boxcov.predict.head.stages import decode_result

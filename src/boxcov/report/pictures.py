@@ -18,10 +18,17 @@ from boxcov.box_layout import IMAGE, PLANE, columns, find_layout
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError, import_package
 from boxcov.evaluate.covariance_metrics import LEVELS
-from boxcov.evaluate.geometry import corners, ellipse
 from boxcov.evaluate.records import Records
 from boxcov.files import atomic_write
-from boxcov.outlines import DOUBTFUL, background_of, grown_boxes, risk_colors, side_bands
+from boxcov.outlines import (
+    DOUBTFUL,
+    background_of,
+    corners,
+    ellipse,
+    grown_boxes,
+    risk_colors,
+    side_bands,
+)
 from boxcov.report.study import thin_points
 
 Array = NDArray[Any]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from boxcov.box_layout import IMAGE
 from boxcov.evaluate.covariance_metrics import LEVELS, coverage, gaussian_fit
 from boxcov.evaluate.probability_metrics import calibration_error, region_coverage
-from boxcov.evaluate.ranking import auroc
+from boxcov.evaluate.quality import auroc
 from boxcov.evaluate.records import Records
 from boxcov.report.study import Study
 

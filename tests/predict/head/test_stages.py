@@ -14,8 +14,7 @@ from boxcov import GLM, MCGLM, BoxcovError, EngineOptions, ExactGLM
 from boxcov.detector import Selection
 from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.detectors.centerpoint.decode import CellIndex
-from boxcov.predict.covariance import sample_covariance
-from boxcov.predict.forward_mode.derivatives import directional_derivatives
+from boxcov.predict.forward_mode.derivatives import directional_derivatives, sample_covariance
 from boxcov.predict.head import cells, covariance, stages
 from boxcov.predict.head import weights as prepared
 from boxcov.predict.head.cells import group_by_kind, plan_own_cells, window_tables

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcov.evaluate.quality import ERRORS
-from boxcov.evaluate.ranking import auroc
+from boxcov.evaluate.quality import ERRORS, auroc
 from boxcov.evaluate.records import Records
 from boxcov.pipeline.reproduce import paper
 from boxcov.pipeline.reproduce.metrics import measure, spearman

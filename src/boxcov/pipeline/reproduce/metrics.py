@@ -6,8 +6,7 @@ from typing import Any
 
 from boxcov.errors import import_package
 from boxcov.evaluate.intervals import partition_chance
-from boxcov.evaluate.quality import METRICS, accurate_iou, accurate_l2, partitions
-from boxcov.evaluate.ranking import auroc
+from boxcov.evaluate.quality import METRICS, accurate_iou, accurate_l2, auroc, partitions
 from boxcov.evaluate.records import Records
 
 

@@ -1,4 +1,7 @@
-"""Derivatives along posterior samples: by vmap(jvp), the oracle, and by propagated tangents."""
+"""Derivatives along posterior samples, by vmap(jvp), the oracle, and by propagated tangents.
+
+The covariance of boxes follows from them: ``sample_covariance``.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from boxcov._torch.layers import LayerCall, at_least_float32
+from boxcov._torch.layers import LayerCall, at_least_float32, full_precision
 from boxcov._torch.modules import LayerCallMode
 from boxcov._torch.process_state import Precision, matrix_precision
 from boxcov.errors import BoxcovError
@@ -143,3 +146,15 @@ def check_decode(point: LinearizationPoint) -> None:
 
 def _are_same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(one[name] is other[name] for name in other)
+
+
+@full_precision
+def sample_covariance(A: Tensor) -> Tensor:
+    """The centred sample covariance (m, D, D) of k columns (m, D, k): equations (16) and (17).
+
+    >>> sample_covariance(torch.tensor([[[1.0, 2.0, 3.0]]]))
+    tensor([[[1.]]])
+    """
+    A = A.contiguous()  # the result must not depend on strides
+    A = A - A.mean(2, keepdim=True)
+    return A @ A.transpose(1, 2) / (A.shape[2] - 1)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from boxcov.head_stages import HeadStages
-from boxcov.predict.covariance import MEMORY
+from boxcov.posterior.kronecker_block import MEMORY
 from boxcov.predict.head.weights import HeadWeights, StageWeights
 
 _CACHE_SIZE = 2**20  # bytes of intermediates on a CPU: they should fit its second-level cache
