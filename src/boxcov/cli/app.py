@@ -21,7 +21,7 @@ except ImportError:
 from boxcov.cli.bench import bench
 from boxcov.cli.calibrate import calibrate
 from boxcov.cli.check import check
-from boxcov.cli.command import typer_command
+from boxcov.cli.command import PanelCommand, PanelGroup, typer_command
 from boxcov.cli.convert import convert
 from boxcov.cli.demo import demo
 from boxcov.cli.evaluate import evaluate
@@ -74,9 +74,11 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
 def build_app() -> typer.Typer:
     """Return the typer application with all commands."""
     app = typer.Typer(
+        cls=PanelGroup,
+        rich_markup_mode=None,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
         epilog="Start with: boxcov demo",
     )
     app.callback()(_callback)
@@ -87,7 +89,8 @@ def build_app() -> typer.Typer:
         about = "\n\n".join(
             part.replace("\n", " ") for part in (getdoc(command) or "").split("\n\n")
         )
-        app.command(help=about, epilog=text, rich_help_panel=panel)(typer_command(command))
+        register = app.command(cls=PanelCommand, help=about, epilog=text, rich_help_panel=panel)
+        register(typer_command(command))
     return app
 
 

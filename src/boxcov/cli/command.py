@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
@@ -12,6 +12,7 @@ from signal import SIGTERM
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from boxcov.pipeline.options.option import INPUT, METHOD, OUTPUT, Help, Interval
 from boxcov.pipeline.terminal import say
@@ -20,6 +21,40 @@ AsJson = Annotated[
     bool,
     typer.Option("--json", help="Print JSON and nothing else.", metavar="", rich_help_panel=OUTPUT),
 ]
+
+
+class PanelCommand(TyperCommand):
+    """A command whose help shows its options in panels, without rich: 0.1 s less to import."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        _write_panels(formatter, ((p, p.get_help_record(ctx)) for p in self.get_params(ctx)))
+
+
+class PanelGroup(TyperGroup):
+    """All commands; the help shows them in panels."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for flag in self.get_params(ctx):
+            flag.default = False  # typer imports pydantic (0.1 s) to check its own None
+        return super().parse_args(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        commands: Mapping[str, Any] = self.commands
+        about = {name: (one.help or "").split("\n\n")[0] for name, one in commands.items()}
+        _write_panels(formatter, ((one, (name, about[name])) for name, one in commands.items()))
+
+
+def _write_panels(formatter: Any, rows: Iterable[tuple[Any, tuple[str, str] | None]]) -> None:
+    """Write one section per panel of options or commands; a row is the name and the help text."""
+    panels: dict[str, list[tuple[str, str]]] = {}
+    for one, row in rows:
+        if row is not None:
+            name = row[0].split(" <list")[0]  # typer adds the Python type to an argument's name
+            panel = getattr(one, "rich_help_panel", None) or "Options"
+            panels.setdefault(panel, []).append((name, row[1]))
+    for panel, members in panels.items():
+        with formatter.section(panel):
+            formatter.write_dl(members)
 
 
 def typer_command(function: Callable[..., None]) -> Callable[..., None]:
@@ -64,7 +99,7 @@ def typer_command(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _panel(parameter: inspect.Parameter) -> str:
-    """Return the panel of an option; arguments and functions of tests have none."""
+    """Return the panel of an option; functions of tests have none."""
     infos = getattr(parameter.annotation, "__metadata__", ())
     return next((info.rich_help_panel or "" for info in infos), "")
 
@@ -91,7 +126,7 @@ def _parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
     if parser is not None:
         hint = str
     if shown.is_argument:
-        info = typer.Argument(help=shown.text, metavar=metavar)
+        info = typer.Argument(help=shown.text, metavar=metavar, rich_help_panel=shown.panel)
     else:
         name = field.name.replace("_", "-")
         info = typer.Option(
