@@ -21,9 +21,18 @@ def box_inputs(found: Detections) -> _Columns:
     """Return the inputs of each box (m,) by name.
 
     Score, sides, range, speed and directions; the neighbours among the reported boxes; the class;
-    which sides are clipped at the image border; the log variances of the covariance; and the
-    detector's signals.
+    the log variances of the covariance; and the detector's signals.
     """
+    return {**_report_inputs(found), **covariance_inputs(found), **_signal_inputs(found)}
+
+
+def free_inputs(found: Detections) -> _Columns:
+    """Return the inputs of each box (m,) that need no covariance."""
+    return {**_report_inputs(found), **_signal_inputs(found)}
+
+
+def _report_inputs(found: Detections) -> _Columns:
+    """Return what the reported boxes themselves say."""
     if len(found) > _MOST and bool((found.frame != found.frame[0]).any()):
         return _inputs_by_frame(found)
     boxes = found.boxes.detach().to(torch.float32)
@@ -41,18 +50,21 @@ def box_inputs(found: Detections) -> _Columns:
     numbers = torch.arange(len(found.classes), device=boxes.device)
     is_class = (found.labels[:, None] == numbers).float()  # (m, C)
     inputs |= {f"class {n}": column for n, column in zip(found.classes, is_class.unbind(1))}
-    inputs |= _variances(found)
-    if found.signals is not None:
-        names = (f"signal {name}" for name in found.meta["signals"])
-        inputs |= dict(zip(names, found.signals.to(torch.float32).unbind(1)))
     return inputs
 
 
+def _signal_inputs(found: Detections) -> _Columns:
+    if found.signals is None:
+        return {}
+    names = (f"signal {name}" for name in found.meta["signals"])
+    return dict(zip(names, found.signals.to(torch.float32).unbind(1)))
+
+
 def _inputs_by_frame(found: Detections) -> _Columns:
-    """As ``box_inputs``, frame by frame: the neighbours of many frames would need much memory."""
+    """As ``_report_inputs``, frame by frame: neighbours of many frames need much memory."""
     order = found.frame.argsort(stable=True)
     counts = torch.unique(found.frame, return_counts=True)[1]
-    parts = [box_inputs(found[rows]) for rows in order.split(counts.tolist())]
+    parts = [_report_inputs(found[rows]) for rows in order.split(counts.tolist())]
     back = order.argsort()
     return {name: torch.cat([part[name] for part in parts])[back] for name in parts[0]}
 
@@ -141,10 +153,10 @@ def _neighbours(found: Detections, columns: _Columns, sides: list[Tensor]) -> _C
     return dict(zip(names, torch.cat(parts, 1)))
 
 
-def _variances(found: Detections) -> _Columns:
+def covariance_inputs(found: Detections) -> _Columns:
     """Return the log variances of the fields, and of the score logit where it is known.
 
-    Also whether each side of an image box is clipped: such a side has no variance of its own.
+    Also which sides of an image box are clipped at its border: they have no variance of their own.
     """
     if found.covariance is None:
         return {}

@@ -13,7 +13,7 @@ from torch import Tensor
 from boxcov._torch.layers import full_precision
 from boxcov.detections import Detections
 from boxcov.detector import configuration_differences
-from boxcov.error_model.inputs import box_inputs, stack_inputs
+from boxcov.error_model.inputs import box_inputs, covariance_inputs, free_inputs, stack_inputs
 from boxcov.error_model.network import MAX_DOF, Network, Outputs
 from boxcov.error_model.regions import LEVELS, RANGES, Regions, class_range_index
 from boxcov.error_model.unusual_frames import Widening
@@ -76,13 +76,16 @@ class ErrorModel:
         return ((x - self.centre) / self.spread).clamp(-LIMIT, LIMIT)
 
     @full_precision
-    def apply(self, found: Detections, check: bool = True) -> Detections:
+    def apply(
+        self, found: Detections, check: bool = True, free: Mapping[str, Tensor] | None = None
+    ) -> Detections:
         """Return the detections with risk, error distribution and regions filled.
 
         ``scale``, ``predictive`` and regions of a field are NaN if its errors were unknown in the
         calibration frames. check: raise if an input is NaN; a traced graph cannot read values.
+        free: the detections' ``free_inputs``, where they are known already.
         """
-        inputs = box_inputs(found)
+        inputs = {**(free_inputs(found) if free is None else free), **covariance_inputs(found)}
         missing = [name for name in self.inputs if name not in inputs]
         if missing:
             raise BoxcovError(
@@ -94,12 +97,11 @@ class ErrorModel:
         if check and bool(x.isnan().any()):
             raise not_finite(name for name, column in zip(self.inputs, x.T) if column.isnan().any())
         y = self.network(x)  # (K, m, O)
-        log_scales = outputs.log_scale(y) + self.unit.log()
+        log_scales = outputs.log_scale(y) + self._log_unit
         scale = log_scales.mean(0).exp()
         labels, ranges = class_range_index(found)
         single, joint = self.regions.widths(log_scales, self.regions.group_of[labels, ranges])
-        variance = scale.square() * (self.dof / (self.dof - 2)) + self.noise.square()
-        deviation = variance.sqrt()
+        deviation = (scale.square() * self._variance_factor + self._noise_variance).sqrt()
         found = replace(
             found,
             no_object=outputs.no_object(y).mean(0),
@@ -127,6 +129,18 @@ class ErrorModel:
             "dof": self.dof.tolist(),
             "frames": self.provenance.get("frames"),
         }
+
+    @cached_property
+    def _log_unit(self) -> Tensor:
+        return self.unit.log()
+
+    @cached_property
+    def _variance_factor(self) -> Tensor:  # of a Student-t distribution over its squared scale
+        return self.dof / (self.dof - 2)
+
+    @cached_property
+    def _noise_variance(self) -> Tensor:
+        return self.noise.square()
 
     def check(self, estimator: str, fingerprint: str, detector: Any) -> None:
         """Raise if the model was fitted for another estimator or another detector."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil
 
 import torch
@@ -41,21 +42,24 @@ class Regions:
 
         log_scales: (K, m, D) of the members; groups: (m,).
         """
-        scales = (1 + _ROUNDING) * log_scales.exp().unsqueeze(2)  # (K, m, 1, D)
+        scales = log_scales.exp()[:, :, None, None]  # (K, m, 1, 1, D)
         middle = (len(scales) - 1) // 2  # a sort is faster than median() over few members
-        single = (self.quantiles[:, groups] * scales).sort(0).values[middle]
-        joint = (self.joint[:, groups].unsqueeze(3) * scales).sort(0).values[middle]
+        single, joint = (self._both[:, groups] * scales).sort(0).values[middle].unbind(1)
         return single, joint
+
+    @cached_property
+    def _both(self) -> Tensor:  # (K, G, 2, L, D): the quantiles of one field and of all
+        joint = self.joint.unsqueeze(3).expand_as(self.quantiles)
+        return (1 + _ROUNDING) * torch.stack([self.quantiles, joint], 2)
 
 
 def class_range_index(found: Detections) -> tuple[Tensor, Tensor]:
     """Return class and range bin (m,) of each box; boxes without x and y have a single range."""
-    ranges = torch.zeros_like(found.labels)
-    if {"x", "y"} <= set(found.fields):
-        distance = (found.field("x").square() + found.field("y").square()).sqrt()
-        for bound in RANGES:
-            ranges = ranges + (distance > bound).to(ranges.dtype)
-    return found.labels, ranges
+    if not {"x", "y"} <= set(found.fields):
+        return found.labels, torch.zeros_like(found.labels)
+    distance = torch.stack([found.field("x"), found.field("y")]).norm(dim=0)
+    near, far = RANGES
+    return found.labels, (distance > near).long() + (distance > far)
 
 
 def choose_groups(

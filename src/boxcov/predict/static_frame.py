@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map_only
 from boxcov._torch.process_state import matrix_precision
 from boxcov.detections import Detections
 from boxcov.detector import SIGNAL_INPUTS, Detector, FusedNetwork, Selection
+from boxcov.error_model.inputs import free_inputs
 from boxcov.errors import BoxcovError, join_names
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.cuda.side_stream import SideStream
@@ -113,22 +114,19 @@ class FrameFunction:
         """Return n rows of detections, with arbitrary padding, and which of them are boxes."""
         with torch.no_grad():
             point, static = self._linearize(inputs)
-            covariance, signals = None, dict[str, Tensor]()
-            if self.error_model is not None:
-                signals = self._side.run(lambda: detector_signals(point))
+            found = point.detections()
+            covariance, free = None, None
+            if self.error_model is not None:  # beside the covariance
+                found, free = self._side.run(lambda: _free_inputs(point, static))
             if self.covariance is not None:
                 with matrix_precision(self.engine.precision):
                     covariance = self.covariance(point, static)
             self._side.join()
             self.linearized.trunk.forget()
-        found = point.detections(covariance=covariance)
+        found = replace(found, covariance=covariance)
         if self.error_model is None:
             return found, static
-        # each row of padding has a frame of its own, so that it is no neighbour of a box
-        own = -1 - torch.arange(len(found), device=found.scores.device)
-        frame = torch.where(static.valid, found.frame, own)
-        found = add_signals(replace(found, frame=frame), signals)
-        return self.error_model.apply(found, check=False), static
+        return self.error_model.apply(found, check=False, free=free), static
 
     def __call__(self, inputs: Any) -> tuple[Tensor, ...]:
         found, static = self.run(inputs)
@@ -178,6 +176,18 @@ class FrameFunction:
             self.linearized.recorded(inputs) if self.needs_trunk else self.linearized.shadow(inputs)
         )
         return inputs, raw if extra is None else {**raw, SIGNAL_INPUTS: extra}, None
+
+
+def _free_inputs(
+    point: LinearizationPoint, static: StaticSelection
+) -> tuple[Detections, dict[str, Tensor]]:
+    """Return the rows with their signals, and the error model's inputs without a covariance."""
+    found = point.detections()
+    # each row of padding has a frame of its own, so that it is no neighbour of a box
+    own = -1 - torch.arange(len(found), device=found.scores.device)
+    found = replace(found, frame=torch.where(static.valid, found.frame, own))
+    found = add_signals(found, detector_signals(point))
+    return found, free_inputs(found)
 
 
 def _moving_parameters(point: LinearizationPoint, static: StaticSelection) -> set[str]:
