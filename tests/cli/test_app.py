@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -139,6 +140,28 @@ assert len(sys.modules) < LIMIT, len(sys.modules)
 """.replace("LIMIT", "250" if words in NAMES else "400")
     command = [sys.executable, "-c", code, *words.split()]
     subprocess.run(command, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(("given", "used"), [(None, "passive"), ("active", "active")])
+def test_threads_sleep_while_they_wait(given: str | None, used: str) -> None:
+    """On busy cores threads that spin make a frame several times slower (benchmarks/busy.py)."""
+    code = """
+import os, sys
+sys.argv = ["boxcov", "--version"]
+from boxcov.__main__ import main
+try:
+    main()
+except SystemExit:
+    pass
+assert "torch" not in sys.modules  # which reads the variable
+print(os.environ["OMP_WAIT_POLICY"])
+"""
+    env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    env |= {} if given is None else {"OMP_WAIT_POLICY": given}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True
+    )
+    assert done.stdout.split()[-1] == used
 
 
 @dataclass(frozen=True)
