@@ -158,11 +158,24 @@ def from_around(model: nn.Module, inputs: Tensor) -> Any:
         ({"parts": {}}, r"parts must name the modules of the head"),
         (
             {"parts": {"head": "heads"}},
-            r"the part 'head' names 'heads', which the model does not have: its children",
+            r"the part 'head' names 'heads', which is not a module of the model: its children",
         ),
         (
             {"parts": {"head": nn.ReLU()}},
-            r"the part 'head' holds a ReLU that is not a module of the model",
+            r"the part 'head' names a ReLU, which is not a module of the model: its children",
+        ),
+        (
+            {"parts": {"head": MODEL.head.shared[0].weight}},
+            r"^the part 'head' names the parameter head.shared.0.weight, not a module: name "
+            r"head.shared.0, which holds it; FitOptions\(exclude=",
+        ),
+        (
+            {"parts": {"head": ("head.shared", "model.head.shared.0.weight")}},
+            r"^the part 'head' names the parameter head.shared.0.weight, not a module",
+        ),
+        (
+            {"parts": {"head": nn.Parameter(torch.ones(2))}},
+            r"^the part 'head' names a Parameter, which is not a module of the model: its",
         ),
         (
             {"box_fields": "x y w"},

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from boxcov.detections import Detections
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, join_names
 from boxcov.head_stages import HeadStages, stage_instances
 from boxcov.static_selection import StaticLimits, StaticSelection
 
@@ -249,6 +249,40 @@ class Detector(nn.Module, ABC):
 
 
 # the configuration: a grid or an image size cannot be seen in the weights, so files name it
+
+
+def part_modules(detector: Detector) -> dict[str, tuple[nn.Module, ...]]:
+    """Return the modules of each part of ``detector.parts()``; raise if one is no module."""
+    found = {}
+    for part, value in detector.parts().items():
+        entries = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+        for entry in entries:
+            if not isinstance(entry, nn.Module):
+                raise no_module_error(detector, part, entry)
+        found[part] = entries
+    return found
+
+
+def no_module_error(model: nn.Module, part: str, entry: Any) -> BoxcovError:
+    """Return the error about an entry of a part that is no module of ``model``."""
+    for name, p in model.named_parameters():
+        if entry is p or (isinstance(entry, str) and entry == name):
+            owner = name.rpartition(".")[0]
+            advice = "leave it out, it stays constant"
+            if owner:
+                advice = (
+                    f"name {owner}, which holds it; FitOptions(exclude=[...]) keeps single weights "
+                    "constant"
+                )
+            return BoxcovError(
+                f"the part {part!r} names the parameter {name}, not a module: {advice}"
+            )
+    children = join_names([name for name, _ in model.named_children()])
+    what = repr(entry) if isinstance(entry, str) else f"a {type(entry).__name__}"
+    return BoxcovError(
+        f"the part {part!r} names {what}, which is not a module of the model: its children are "
+        f"{children}"
+    )
 
 
 def flatten_configuration(values: Mapping[str, Any]) -> dict[str, str]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from boxcov.errors import BoxcovError, check_positive
+from boxcov.errors import BoxcovError, check_positive, join_names
 
 if TYPE_CHECKING:
-    from boxcov.detector import Selection
+    from boxcov.detector import Detector, Selection
 
 # The longest chain of boxes, each suppressing the next, that ``static_nms`` resolves.
 NMS_ROUNDS = 16
+_TOLERANCE = 1e-3  # relative difference of a number of ``select_static`` and of ``select``
+_TIE = 1e-5  # relative difference of scores that rounding may reverse
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,22 @@ class StaticLimits:
 
 @dataclass(frozen=True)
 class StaticSelection:
-    """The instances of ``Detector.select``, in its order, in the first ``count`` of n rows."""
+    """The instances of ``Detector.select``, in its order, in the first ``count`` of n rows.
+
+    ``kind`` and ``of_kind`` serve exact covariances if ``instances()`` returns several groups, for
+    example one per level of a pyramid: each kind is then computed for all rows.
+
+    >>> from dataclasses import replace
+    >>> from boxcov import Selection
+    >>> cell = torch.tensor([4, 2, 0])  # 0 to 3 on the fine level, 4 on the coarse one
+    >>> own = Selection(0 * cell, torch.tensor([0.9, 0.6, 0.0]), 0 * cell, where=cell)
+    >>> of_kind = tuple(replace(own, where=cell.clamp(*cells)) for cells in ((0, 3), (4, 4)))
+    >>> static = StaticSelection(own, torch.tensor(2), torch.tensor(0), (cell > 3).long(), of_kind)
+    >>> static.kind, [selection.where.tolist() for selection in static.of_kind]
+    (tensor([1, 0, 0]), [[3, 2, 0], [4, 4, 4]])
+    >>> static.valid
+    tensor([ True,  True, False])
+    """
 
     selection: Selection  # n rows; those from ``count`` on are padding, at arbitrary cells
     count: Tensor  # () number of boxes
@@ -56,9 +73,10 @@ def static_nms(suppresses: Tensor) -> tuple[Tensor, Tensor]:
     suppresses: (G, k, k) is 1 where the row's box suppresses the column's, boxes by descending
     score. The result is that of ``greedy_nms``, but no shape or branch depends on the data.
 
-    >>> suppresses = torch.zeros(1, 3, 3)
-    >>> suppresses[0, 0, 1] = suppresses[0, 1, 2] = 1
-    >>> static_nms(suppresses)  # a removed box removes no other
+    >>> from boxcov.detectors.boxes import iou
+    >>> boxes = torch.tensor([[0.0, 0.0, 4.0, 4.0], [2.0, 0.0, 6.0, 4.0], [4.0, 0.0, 8.0, 4.0]])
+    >>> suppresses = (iou(boxes[:, None], boxes) > 0.3).triu(1)  # by descending score
+    >>> static_nms(suppresses[None].float())  # a removed box removes no other
     (tensor([[ True, False,  True]]), tensor(True))
     """
     kept = ones = torch.ones_like(suppresses[:, :1])  # (G, 1, k)
@@ -107,6 +125,59 @@ def first_rows(scores: Tensor, kept: Tensor, n: int) -> tuple[Tensor, Tensor, Te
     row = torch.arange(len(index), device=index.device)
     order = torch.where(row < count, index, len(scores) + row).argsort()
     return index[order], count, excess
+
+
+def check_static_selection(detector: Detector, raw: Any, static: StaticSelection) -> None:
+    """Raise if a static selection of one frame has other boxes, scores or labels than ``select``.
+
+    Their order does not matter. A frame beyond the limits is not compared.
+    """
+    if int(static.left_off):
+        return
+    name, own = f"{type(detector).__name__}.select_static()", static.selection
+    plain, boxes = detector.select(raw), detector.decode(raw, own)
+    expected = box_rows(detector.decode(raw, plain), plain.scores, plain.labels)
+    found = box_rows(boxes, own.scores, own.labels)[: int(static.count)]
+    hint = tie_hint(own.scores[: len(found)])
+    if len(found) != len(expected):
+        raise BoxcovError(
+            f"{name} reports {len(found)} boxes, and select() {len(expected)}: correct it{hint}"
+        )
+    found = found[torch.cdist(expected, found).argmin(1)] if len(found) else found
+    differs = _differs(found, expected)
+    columns = {"boxes": differs[:, :-2], "scores": differs[:, -2], "labels": differs[:, -1]}
+    wrong = [what for what, column in columns.items() if bool(column.any())]
+    if wrong:
+        raise BoxcovError(
+            f"{name}: its {join_names(wrong)} are not those of select(): correct it{hint}"
+        )
+    for kind, selection in enumerate(static.of_kind):
+        rows = (static.kind == kind) & static.valid
+        if bool(_differs(detector.decode(raw, selection)[rows], boxes[rows]).any()):
+            raise BoxcovError(
+                f"{name}: the boxes of of_kind[{kind}] are not those of the selection in the rows "
+                f"whose kind is {kind}: correct it"
+            )
+
+
+def _differs(found: Tensor, expected: Tensor) -> Tensor:
+    return ~((found - expected).abs() <= _TOLERANCE * (1 + expected.abs()))
+
+
+def box_rows(boxes: Tensor, scores: Tensor, labels: Tensor) -> Tensor:
+    """Return boxes, scores and labels side by side (m, D + 2)."""
+    return torch.cat([boxes.double(), scores[:, None].double(), labels[:, None].double()], 1)
+
+
+def tie_hint(scores: Tensor) -> str:
+    """Return the advice for a frame in which equal scores leave the choice of boxes undefined."""
+    ties = int((scores.diff().abs() <= _TIE * scores[1:]).sum())
+    if not ties:
+        return ""
+    return (
+        f". {ties} boxes of the example have the score of another box, so that rounding decides "
+        "which of them are reported: take a real frame as the example"
+    )
 
 
 def check_one_frame(batch: int) -> None:

@@ -12,7 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from boxcov._torch.layers import at_least_float32
-from boxcov.detector import Candidates, Detector, InstanceGroup, Selection, flatten_configuration
+from boxcov.detector import (
+    Candidates,
+    Detector,
+    InstanceGroup,
+    Selection,
+    flatten_configuration,
+    no_module_error,
+)
 from boxcov.errors import BoxcovError, join_names
 from boxcov.head_stages import HeadStages
 from boxcov.static_selection import StaticLimits, StaticSelection
@@ -298,20 +305,12 @@ def _part_names(model: nn.Module, parts: Mapping[str, Part]) -> dict[str, tuple[
 
 
 def _part_name(model: nn.Module, part: str, entry: Any, known: Mapping[int, str]) -> str:
-    if isinstance(entry, nn.Module):
-        if id(entry) not in known:
-            raise BoxcovError(
-                f"the part {part!r} holds a {type(entry).__name__} "
-                "that is not a module of the model"
-            )
+    if id(entry) in known:
         return known[id(entry)]
+    if not isinstance(entry, str):
+        raise no_module_error(model, part, entry)
     modules = dict(model.named_modules(remove_duplicate=False))
-    name = str(entry)
-    name = name if name in modules else name.removeprefix("model.")  # as the detector names it
+    name = entry if entry in modules else entry.removeprefix("model.")  # as the detector names it
     if name not in modules:
-        children = [name for name, _ in model.named_children()]
-        raise BoxcovError(
-            f"the part {part!r} names {entry!r}, which the model does not have: "
-            f"its children are {join_names(children)}"
-        )
+        raise no_module_error(model, part, name)
     return name

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import boxcov
-from boxcov import BoxcovError, Detector, check
+from boxcov import BoxcovError, Detector, Selection, check
 from boxcov.checks import Report
 from boxcov.checks.check import CHECKS
 from boxcov.data import shapes
@@ -139,7 +140,7 @@ def test_layers_and_cost(sound: Report, frame: Any) -> None:
         assert depth.factors_mib == pytest.approx(4 * numbers / 2**20)
         assert depth.fit_mib == 2 * depth.factors_mib
     norms = [row for row in sound.layers if row.reason]
-    assert {row.reason for row in norms} == {"norm layer: a constant in eval mode"}
+    assert {row.reason for row in norms} == {"scale and shift of BatchNorm2d"}
     names = {
         name for name, module in detector.named_modules() if isinstance(module, nn.BatchNorm2d)
     }
@@ -177,6 +178,47 @@ def test_layers_without_factors_are_named_with_the_way_out() -> None:
         "1 layers can be in a posterior; 1 parameters cannot, which are used otherwise; "
         "2 parameters are not used in this pass"
     )
+
+
+def test_weights_of_a_group_norm_are_called_what_they_are() -> None:
+    detector = NetDetector(nn.Sequential(nn.Conv2d(2, 4, 1), nn.GroupNorm(2, 4)))
+    report = check(detector, (torch.randn(1, 2, 5, 5), torch.randn(1, 4, 25)))
+    reasons = {row.name: row.reason for row in report.layers if row.reason}
+    assert reasons == dict.fromkeys(("net.1.weight", "net.1.bias"), "scale and shift of GroupNorm")
+    # no constant: the covariance of the convolution passes through it
+    posterior = boxcov.fit(detector, [(torch.randn(1, 2, 5, 5), None)], fisher="identity", n_data=1)
+    assert list(posterior.blocks) == ["net.0"]
+
+
+def test_what_a_detector_without_select_static_cannot_do() -> None:
+    detector = NetDetector(nn.Conv2d(2, 3, 1))
+    finding = check(detector, (torch.randn(1, 2, 5, 5), None))["select_static"]
+    assert finding.passed is None
+    for word in ("not implemented (optional)", "no ONNX file", "boxcov.compile", "deploy.md"):
+        assert word in finding.seen
+
+
+def test_a_static_selection_in_another_order_is_named(frame: Any) -> None:
+    class ByScore(Base):
+        def select(self, raw: Any) -> Any:
+            found = super().select(raw)
+            where = tuple(t.flip(0) for t in found.where)
+            return Selection(where[0], found.scores.flip(0), found.labels.flip(0), where)
+
+    finding = check(ByScore(), frame)["select_static"]
+    assert finding.passed
+    assert "in another order, which boxcov.compile does not take" in finding.seen
+
+
+def test_limits_that_leave_boxes_off_are_not_an_error(frame: Any) -> None:
+    class Beyond(Base):
+        def select_static(self, raw: Any, limits: Any) -> Any:
+            found = super().select_static(raw, limits)
+            return replace(found, left_off=found.left_off + 3)
+
+    finding = check(Beyond(), frame)["select_static"]
+    assert finding.passed is None
+    assert "3 boxes or candidates are beyond StaticLimits(" in finding.seen
 
 
 class Sized(Base):
@@ -223,7 +265,7 @@ def test_text_and_json(sound: Report, frame: Any) -> None:
     text = str(sound)
     lines = text.splitlines()
     assert lines[0].startswith("TinyCenter: 6 boxes")
-    assert lines[-1] == "25 of 25 checks passed, 3 skipped"
+    assert lines[-1] == "26 of 26 checks passed, 3 skipped"
     column = 10 + max(len(name) for name, _ in CHECKS)
     assert all(
         any(

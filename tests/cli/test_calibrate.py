@@ -142,7 +142,7 @@ def test_predict_names_the_method_of_the_error_model(made, tmp_path) -> None:
     out = tmp_path / "d.safetensors"
     done = boxcov(f"predict --posterior {made[0]} --method mcglm --out {out} --count 1")
     assert done.code == 1
-    assert "its error model is for --method exact, not for --method mcglm --samples 10" in done.err
+    assert f"{made[0]}: this error model is for covariances of exact, not mcglm, 10" in done.err
     assert "`boxcov calibrate --method mcglm --samples 10`" in done.err
     assert not out.exists()
     done = boxcov(f"predict --posterior {made[0]} --method glm --max-boxes 1 --out {out} --count 1")
@@ -177,7 +177,10 @@ def test_stream_without_a_posterior_gives_the_risk(made, tmp_path, monkeypatch) 
 def test_export_of_another_estimator_is_refused(tmp_path) -> None:
     done = boxcov(f"export --samples 3 --out {tmp_path}/x.onnx --candidates 8 --pairs 8 --boxes 4")
     assert done.code == 1
-    assert "this error model is for covariances of exact, not mcglm" in done.err
+    assert "this error model is for covariances of exact, not mcglm, 3 samples" in done.err
+    assert "`boxcov calibrate --method mcglm --samples 3`" in done.err  # of the command line
+    assert "posterior of `boxcov fit`" in done.err
+    assert "boxcov.calibrate" in done.err  # of Python
 
 
 @pytest.mark.parametrize(

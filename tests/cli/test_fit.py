@@ -92,11 +92,14 @@ def test_printed_summary(tmp_path) -> None:
     words = ["--count 4 --sweeps 1 --fraction 0.5 --depth head.shared --batch 2 --fisher mc"]
     done = boxcov("fit --detector", small_network(tmp_path), f"--out {out}", *words)
     assert done.code == 0, done.err
-    first, prior, second, third, fourth = done.out.splitlines()
+    first, prior, *words, second, third, fourth = done.out.splitlines()
     assert first.startswith(
         "posterior of 1 layers (head.shared) from 2 frames, standing for 4, in 0."
     )
     assert prior.startswith("prior precision: auto, ")
+    assert prior.endswith("(0 layers set by the frames, 1 by the size of the weights)")
+    assert "the frames set it where they determine at least half of a layer's" in words[0]
+    assert "the prior is as wide as the weights are large" in words[1]
     assert second.startswith("factors 0.0")
     assert third.startswith("largest condition number of the covariance: ")
     assert third.endswith(" in head.shared.0")

@@ -137,7 +137,8 @@ def test_another_static_selection_is_refused(tmp_path, mistake: str) -> None:
     detector = own_detector(select_static=wrong)
     posterior = boxcov.fit(detector, [(frame(0), None)], prior_precision=1.0)
     path, limits = tmp_path / "own.onnx", StaticLimits(boxes=90)
-    with pytest.raises(BoxcovError, match=r"select_static\(\) reports \d+ boxes .* of select\(\)"):
+    said = {"boxes": r"reports \d+ boxes, and select\(\) \d+", "labels": "labels are not those"}
+    with pytest.raises(BoxcovError, match=rf"Pyramid\.select_static\(\).*{said[mistake]}"):
         export(detector, posterior, path, frame(0), 3, limits=limits)
     assert not path.exists()
 
@@ -167,6 +168,20 @@ def test_everything_missing_is_listed_at_once(tmp_path) -> None:
     for part, obstacle in zip(parts, obstacles, strict=True):
         assert part in obstacle
     assert not (tmp_path / "t.onnx").exists()
+
+
+def test_without_instances_the_way_out_is_named(tmp_path) -> None:
+    detector = own_detector(select_static=select_static)
+    posterior = boxcov.fit(detector, [(frame(0), None)], prior_precision=1.0)
+    path, limits = tmp_path / "own.onnx", StaticLimits(boxes=90)
+    with pytest.raises(BoxcovError) as raised:
+        export(detector, posterior, path, frame(0), "exact", limits=limits)
+    said = str(raised.value)
+    assert "WrappedPyramid has no instances()" in said
+    assert "`boxcov calibrate --method mcglm --samples 10`" in said
+    assert "samples=10" in said
+    assert "one group" not in said
+    export(detector, posterior, path, frame(0), samples=10, limits=limits)  # the way out
 
 
 def test_inputs_without_a_tensor_are_refused(tmp_path) -> None:

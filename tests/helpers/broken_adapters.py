@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from boxcov import Detector, Selection
 from boxcov.detectors.tiny import Raw, TinyCenter
+from boxcov.static_selection import StaticLimits, StaticSelection
 
 
 class Base(TinyCenter):
@@ -248,6 +249,48 @@ class NamesVary(Base):
         return found if len(raw["heatmap"]) == 1 else {"logit": found["logit"]}
 
 
+class StaticAbove(Base):
+    """select_static() has another threshold than select()."""
+
+    def select_static(self, raw: Raw, limits: StaticLimits) -> StaticSelection:
+        return TinyCenter(threshold=0.5, most=6).select_static(raw, limits)
+
+
+class StaticLabels(Base):
+    def select_static(self, raw: Raw, limits: StaticLimits) -> StaticSelection:
+        found = super().select_static(raw, limits)
+        return replace(found, selection=_relabelled(found.selection))
+
+
+class StaticScores(Base):
+    """select_static() reports logits."""
+
+    def select_static(self, raw: Raw, limits: StaticLimits) -> StaticSelection:
+        found = super().select_static(raw, limits)
+        own = found.selection
+        return replace(found, selection=replace(own, scores=own.scores.logit()))
+
+
+class StaticKinds(Base):
+    """Rows as if they were of their own kind are at other cells."""
+
+    def select_static(self, raw: Raw, limits: StaticLimits) -> StaticSelection:
+        found = super().select_static(raw, limits)
+        own = found.selection
+        frame, row, column = own.where
+        moved = replace(own, where=(frame, row, 0 * column))
+        return replace(found, kind=torch.zeros_like(row), of_kind=(moved,))
+
+
+class ParameterPart(Base):
+    def parts(self) -> dict[str, Any]:
+        return {"head": self.head.shared[0].weight}
+
+
+def _relabelled(found: Selection) -> Selection:
+    return replace(found, labels=1 - found.labels)
+
+
 BROKEN: list[tuple[Callable[[], Detector], str, str]] = [
     (NoGrad, "decode: derivative", "has no gradient in the raw outputs"),
     (HalfDetached, "decode: derivative", "the derivative of w, l differs"),
@@ -273,6 +316,11 @@ BROKEN: list[tuple[Callable[[], Detector], str, str]] = [
     (Overlap, "parts", "'head' and 'neck' share head.shared"),
     (Stranger, "parts", "'head' holds Conv2d, not a module of the detector"),
     (NoHead, "parts", "the first part is 'body'"),
+    (
+        ParameterPart,
+        "parts",
+        "'head' names the parameter head.shared.0.weight, not a module",
+    ),
     (FindsNothing, "select", "no instance is selected"),
     (ForwardFails, "forward", "KeyError: 'points'"),
     (FramesMixed, "boxes: in a batch", "in a batch of two"),
@@ -283,4 +331,8 @@ BROKEN: list[tuple[Callable[[], Detector], str, str]] = [
     (WrongSignals, "signals", r"'size' is \(1, 16, 16\), expected \(6,\)"),
     (CoupledSignals, "signals", "'logit' changes when another frame is in the batch"),
     (NamesVary, "signals", "a batch of two has the signals"),
+    (StaticAbove, "select_static", r"reports 0 boxes, and select\(\) 6"),
+    (StaticLabels, "select_static", r"labels are not those of select\(\)"),
+    (StaticScores, "select_static", r"scores are not those of select\(\)"),
+    (StaticKinds, "select_static", r"of_kind\[0\] are not those of the selection"),
 ]

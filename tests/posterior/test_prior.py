@@ -120,11 +120,12 @@ def test_the_choice_is_shown_and_stored(tmp_path, tiny, posterior) -> None:
     rms = rms_precision(tiny, posterior, SHARED)
     chosen = auto_prior_precision(informed(posterior, SHARED, 0.9 * rms), tiny)
     lines = repr(chosen).splitlines()
-    assert any("auto" in line and "by evidence: 1, by RMS of weights: 8" in line for line in lines)
+    words = "(1 layers set by the frames, 8 by the size of the weights)"
+    assert any("auto" in line and words in line for line in lines)
     chosen.save(tmp_path / "p")
     assert repr(Posterior.load(tmp_path / "p", tiny)) == repr(chosen)
     part = chosen.restricted(["head.branches.rot.3"])
-    assert "by evidence: 0, by RMS of weights: 1" in repr(part)
+    assert "(0 layers set by the frames, 1 by the size of the weights)" in repr(part)
     assert "auto" not in repr(chosen.with_prior(2.0))
     assert "prior precision: none" in repr(chosen.paper())
     assert ExactGLM(tiny, chosen).settings()["prior_precision"] == chosen.prior_summary

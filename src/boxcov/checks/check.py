@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from boxcov._torch.modules import move
-from boxcov.checks import batches, contract, derivatives, layers, losses
+from boxcov.checks import batches, contract, derivatives, layers, losses, selections
 from boxcov.checks.report import Finding, Report
 from boxcov.checks.subject import NotChecked, Subject, bad, keep_state
 from boxcov.detector import Detector
@@ -45,7 +45,8 @@ CHECKS: tuple[tuple[str, Callable[[Subject], Finding]], ...] = (
     ("stages", derivatives.stages),
     ("logits", derivatives.logits),
     ("signals", batches.signals),
-    ("candidates", derivatives.candidates),
+    ("candidates", selections.candidates),
+    ("select_static", selections.static_selection),
     ("sample_targets", losses.target_samples),
 )
 

@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_structure
 
 from boxcov._torch.modules import check_finite_weights, fresh, shadow, versions
@@ -22,7 +22,7 @@ from boxcov.checks.subject import (
     nearest,
     same_bits,
 )
-from boxcov.detector import Selection
+from boxcov.detector import Selection, part_modules
 from boxcov.errors import BoxcovError, join_names
 from boxcov.kfac.losses import most_frames
 
@@ -65,12 +65,16 @@ def parts(subject: Subject) -> Finding:
             f"the first part is {next(iter(given))!r}",
             "name the part at the output 'head' and put it first: fit() starts there",
         )
+    try:
+        modules_of = part_modules(subject.original)
+    except BoxcovError as error:
+        seen, _, todo = str(error).partition(": ")
+        return bad(seen, todo)
     inside = {id(module) for module in subject.original.modules()}
     owner: dict[int, str] = {}
     by_id = {id(p): name for name, p in subject.original.named_parameters()}
     counts = []
-    for part, value in given.items():
-        modules = [value] if isinstance(value, nn.Module) else list(value)
+    for part, modules in modules_of.items():
         strangers = [type(module).__name__ for module in modules if id(module) not in inside]
         if strangers:
             return bad(

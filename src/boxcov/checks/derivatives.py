@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map, tree_map_only
 
 from boxcov.checks.report import Finding
 from boxcov.checks.subject import NotChecked, Subject, bad, good, named_floats
-from boxcov.detector import Candidates, Detector
+from boxcov.detector import Detector
 from boxcov.errors import join_names
 from boxcov.kfac.fit import FitOptions, fit
 from boxcov.predict.exact import ExactGLM
@@ -201,26 +201,6 @@ def logits(subject: Subject) -> Finding:
         "one per score"
         + ("; their sigmoids are the scores" if same else "; the scores are not their sigmoids")
     )
-
-
-def candidates(subject: Subject) -> Finding:
-    """``candidates()`` returns the instances before NMS."""
-    chosen = subject.needed_selection()
-    found = subject.shadow().candidates(subject.needed_raw())
-    if found is None:
-        raise NotChecked("not implemented (optional, for NMSSpread)")
-    if not isinstance(found, Candidates) or found.removed_by.shape != found.scores.shape:
-        return bad(
-            f"candidates() gives a {type(found).__name__}", "return Candidates with removed_by (c,)"
-        )
-    if len(found) and not (
-        int(found.removed_by.min()) >= -1 and int(found.removed_by.max()) < len(chosen)
-    ):
-        return bad(
-            "removed_by names rows that select() does not report",
-            "use the row in select(raw), or -1",
-        )
-    return good(f"{len(found)} candidates, {int((found.removed_by >= 0).sum())} removed by NMS")
 
 
 # helpers

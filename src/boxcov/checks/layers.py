@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -16,6 +16,7 @@ from boxcov._torch.layers import Geometry, LayerCall
 from boxcov._torch.modules import LayerCallMode, fresh
 from boxcov.checks.report import DepthCost, Finding, LayerRow
 from boxcov.checks.subject import NotChecked, Subject, bad, good, named_floats
+from boxcov.detector import Detector, part_modules
 from boxcov.errors import join_names
 from boxcov.kfac.accumulate import Accumulator
 from boxcov.kfac.losses import FrameLosses, select_parameters
@@ -30,7 +31,7 @@ _IDLE = "not used in this pass"
 def trace(subject: Subject) -> Finding:
     """Which parameters are weights of linear layers or convolutions, and in which part."""
     subject.needed_raw()
-    given = subject.original.parts()
+    given = part_modules(subject.original)
     chosen = select_parameters(subject.original, list(given)[-1])
     losses = FrameLosses(subject.original, chosen)
     used: dict[str, Layer] = {}
@@ -50,9 +51,9 @@ def trace(subject: Subject) -> Finding:
             losses.detector.decode(raw, subject.selection)
     subject.moving = [leaf.requires_grad for _, leaf in named_floats(raw)]
     touched = _touched(raw, losses.aliases)
-    parts = _part_of(given)
+    parts, norms = _part_of(given), _norm_layers(subject.original, chosen)
     subject.layers = [
-        _row(name, p, parts, chosen, used, touched)
+        _row(name, p, parts, norms, used, touched)
         for name, p in subject.original.named_parameters()
     ]
     subject.layers = [row for row in subject.layers if row.reason != "bias"]
@@ -83,10 +84,17 @@ def _layer_finding(subject: Subject, parts: Iterable[str]) -> Finding:
     return good(seen, todo)
 
 
-def _part_of(parts: dict[str, nn.Module | tuple[nn.Module, ...]]) -> dict[int, str]:
+def _norm_layers(detector: Detector, chosen: Container[str]) -> dict[str, str]:
+    """Return the kind of module of each parameter that is not chosen."""
+    owners = dict(detector.named_modules())
+    names = [name for name, _ in detector.named_parameters() if name not in chosen]
+    return {name: type(owners[name.rpartition(".")[0]]).__name__ for name in names}
+
+
+def _part_of(parts: dict[str, tuple[nn.Module, ...]]) -> dict[int, str]:
     found: dict[int, str] = {}
-    for part, value in parts.items():
-        for module in [value] if isinstance(value, nn.Module) else value:
+    for part, modules in parts.items():
+        for module in modules:
             found |= {id(p): part for p in module.parameters() if id(p) not in found}
     return found
 
@@ -106,7 +114,7 @@ def _row(
     name: str,
     p: nn.Parameter,
     parts: dict[int, str],
-    chosen: dict[str, nn.Parameter],
+    norms: dict[str, str],
     used: dict[str, Layer],
     touched: set[str],
 ) -> LayerRow:
@@ -118,8 +126,8 @@ def _row(
         return replace(row, reason="bias")
     if id(p) not in parts:
         return replace(row, reason="in no part")
-    if name not in chosen:
-        return replace(row, reason="norm layer: a constant in eval mode")
+    if name in norms:
+        return replace(row, reason=f"scale and shift of {norms[name]}")
     return replace(row, reason=_OTHER if name in touched else _IDLE)
 
 

@@ -8,6 +8,10 @@ from boxcov.cli.command import AsJson
 from boxcov.pipeline.options import FitCommand
 from boxcov.pipeline.terminal import say, say_json
 
+_AUTO = """
+  the frames set it where they determine at least half of a layer's weights; in other layers the
+  prior is as wide as the weights are large (their root mean square)"""
+
 
 def fit(options: FitCommand, as_json: AsJson = False) -> None:
     """Fit the posterior of a detector's weights to its training frames.
@@ -39,7 +43,7 @@ def _format(report: dict[str, Any]) -> str:
     return (
         f"posterior of {report['layers']} layers ({report['depth']}) from {frames}, "
         f"in {report['minutes']:.2f} minutes\n"
-        f"prior precision: {report['prior']}\n"
+        f"prior precision: {report['prior']}{_AUTO if 'auto' in str(report['prior']) else ''}\n"
         f"{report['storage']}{error}\n"
         f"largest condition number of the covariance: {report['condition']:.2g} "
         f"in {report['worst']}\n"

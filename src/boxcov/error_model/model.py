@@ -150,7 +150,12 @@ class ErrorModel:
             "box fields": (" ".join(self.fields), " ".join(detector.box_fields)),
             "classes": (", ".join(self.classes), ", ".join(detector.classes)),
         }
-        advice = "fit one with boxcov.calibrate, or take posterior.with_error_model(None)"
+        method, _, samples = estimator.removesuffix(" samples").partition(", ")
+        options = f"--method {method}" + (f" --samples {samples}" if samples else "")
+        advice = (
+            f"fit one with `boxcov calibrate {options}` (in Python boxcov.calibrate), or take a "
+            "posterior of `boxcov fit`, which has none (in Python posterior.with_error_model(None))"
+        )
         for what, (own, other) in pairs.items():
             if own != other:
                 raise BoxcovError(f"this error model is for {what} {own}, not {other}: {advice}")

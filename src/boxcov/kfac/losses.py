@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from boxcov._torch.modules import fresh, shadow
-from boxcov.detector import Detector
+from boxcov.detector import Detector, part_modules
 from boxcov.errors import BoxcovError, NotFiniteFrameError, join_names
 
 FrameWeight = Callable[[Any], Any]  # from the targets of a batch to the weights (B,) of its frames
@@ -193,7 +193,7 @@ def select_parameters(
 def _modules(detector: Detector, depth: str | Sequence[str]) -> list[nn.Module]:
     if not isinstance(depth, str):
         return [_module(detector, name, "depth") for name in depth]
-    parts = detector.parts()
+    parts = part_modules(detector)
     if depth not in parts:
         raise BoxcovError(
             f"depth {depth!r} is not a part of this detector: it has {', '.join(parts)}; "
@@ -201,7 +201,7 @@ def _modules(detector: Detector, depth: str | Sequence[str]) -> list[nn.Module]:
         )
     modules: list[nn.Module] = []
     for name, part in parts.items():
-        modules.extend([part] if isinstance(part, nn.Module) else part)
+        modules.extend(part)
         if name == depth:
             break
     return modules
@@ -222,7 +222,7 @@ def _module(detector: Detector, name: str, argument: str) -> nn.Module:
 
 
 def _norm_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
-    """Yield the parameters of norm layers, which are constants in eval mode."""
+    """Yield scales and shifts of norm layers: KFAC covers linear layers and convolutions."""
     for child in module.modules():
         by_name = "Norm" in type(child).__name__ and not isinstance(
             child, (nn.Linear, nn.modules.conv._ConvNd)

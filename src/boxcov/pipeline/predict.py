@@ -49,7 +49,7 @@ from boxcov.predict.glm import GLM
 from boxcov.predict.mcglm import MCGLM
 from boxcov.predict.mci import MCI
 from boxcov.predict.nms_spread import NMSSpread
-from boxcov.predict.predictor import Predictor, estimator
+from boxcov.predict.predictor import Predictor
 from boxcov.version import __version__
 
 
@@ -172,8 +172,10 @@ def build_predictor(
     )
     if error_model is None or not calibrated:
         return model
-    _check_estimator(options.posterior, error_model.estimator, estimator(model.settings()))
-    return with_error_model(model, error_model)
+    try:
+        return with_error_model(model, error_model)
+    except BoxcovError as error:
+        raise BoxcovError(f"{options.posterior}: {error}") from None
 
 
 def predictor_of(
@@ -200,26 +202,6 @@ def predictor_of(
     epsilon = 1e-7 if options.epsilon is None else options.epsilon
     derivative = options.derivative or "jvp"
     return MCGLM(detector, posterior, samples, derivative, epsilon, seed, with_logit=with_logit)
-
-
-def _check_estimator(path: Path | None, fitted: str, asked: str) -> None:
-    """Raise if an error model was fitted for another estimator than the one asked for."""
-    if fitted != asked:
-        raise BoxcovError(
-            f"{path}: its error model is for {_estimator_options(fitted)}, not for "
-            f"{_estimator_options(asked)}: predict with the former, or fit another error model "
-            f"with `boxcov calibrate {_estimator_options(asked)}`"
-        )
-
-
-def _estimator_options(name: str) -> str:
-    """Return the options of an estimator.
-
-    >>> _estimator_options("mcglm, 10 samples"), _estimator_options("exact")
-    ('--method mcglm --samples 10', '--method exact')
-    """
-    method, _, samples = name.removesuffix(" samples").partition(", ")
-    return f"--method {method}" + (f" --samples {samples}" if samples else "")
 
 
 def _posterior_meta(options: EstimatorOptions) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class Posterior:
     >>> posterior
     Posterior(depth='head.shared.0', form='eigen')
       layers: 1 (head.shared.0), 4,608 weights
-      prior precision: auto, 874 to 874 (layers by evidence: 0, by RMS of weights: 1)
+      prior precision: auto, 874 to 874 (0 layers set by the frames, 1 by the size of the weights)
       Fisher: empirical, locations='all', 2 frames for n_data=100
       stored: 0.32 MiB
       error model: none, uncalibrated
@@ -154,7 +154,10 @@ class Posterior:
             return f"{span}, one per layer"
         by_evidence = len(set(self.meta[EVIDENCE_LAYERS].split(",")) & set(self.blocks))
         others = len(self.blocks) - by_evidence
-        return f"auto, {span} (layers by evidence: {by_evidence}, by RMS of weights: {others})"
+        return (
+            f"auto, {span} ({by_evidence} layers set by the frames, {others} by the size of the "
+            "weights)"
+        )
 
     @property
     def parameters(self) -> list[str]:

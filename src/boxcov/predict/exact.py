@@ -17,7 +17,7 @@ from torch import Tensor
 from boxcov._torch.layers import at_least_float32
 from boxcov._torch.process_state import matrix_precision
 from boxcov.detections import PART_BELOW, Detections
-from boxcov.detector import Detector
+from boxcov.detector import Detector, part_modules
 from boxcov.image_border import log_variances
 from boxcov.posterior.kronecker_block import MEMORY
 from boxcov.posterior.posterior import Posterior
@@ -79,9 +79,8 @@ class ExactGLM(PosteriorPredictor):
         super().__init__(detector, posterior, with_logit, engine)
         self.samples, self.seed = samples, seed
         self._samples = None if samples is None else PosteriorSamples(self.posterior, samples, seed)
-        head = detector.parts()["head"]
-        modules = head if isinstance(head, tuple) else (head,)
-        own = {id(p) for module in modules for p in module.parameters()}
+        head = part_modules(detector)["head"]
+        own = {id(p) for module in head for p in module.parameters()}
         named = dict(detector.named_parameters(remove_duplicate=False))
         self._reaches_below = any(id(named[name]) not in own for name in posterior.parameters)
         self.router = self.build_router()

@@ -291,7 +291,14 @@ def _covariance_by_kind(
 def _single_group(point: LinearizationPoint, leaves: Any, selection: Selection) -> Any:
     """Return the one group of instances of a selection of one kind."""
     shadow, n = point.linearized.shadow, len(point.boxes)
-    groups = [group for group in shadow.instances(leaves, selection) or [] if len(group[0])]
+    found = shadow.instances(leaves, selection)
+    if found is None:
+        raise BoxcovError(
+            f"{type(shadow).__name__} has no instances(), which an exact covariance needs: use "
+            "samples, with an error model for them (`boxcov calibrate --method mcglm --samples 10`;"
+            " in Python MCGLM, or samples=10 of export)"
+        )
+    groups = [group for group in found if len(group[0])]
     if len(groups) != 1 or len(groups[0][0]) != n:
         raise BoxcovError(
             f"{type(shadow).__name__}.instances() must return one group for boxes of one kind, "

@@ -113,6 +113,19 @@ def test_several_configs_beside_a_checkpoint_are_refused(tmp_path):
     assert centerpoint.load(path).config.voxel_size[0] == 0.075
 
 
+@pytest.mark.parametrize(
+    "text", ["model = dict(bbox_head=dict(type='CenterHead'", "_base_ = './nowhere.py'\n"]
+)
+def test_a_config_that_is_not_understood_is_not_passed_over(text, tmp_path):
+    path = saved(foreign_state("det3d", "voxel01"), tmp_path)
+    (tmp_path / "b.py").write_text(text)
+    with pytest.raises(boxcov.BoxcovError, match=r"b\.py: (not a Python file|no .*nowhere)"):
+        centerpoint.load(path)
+    write(tmp_path, "det3d", "voxel0075", "a.py")
+    with pytest.raises(boxcov.BoxcovError, match=r"several configurations beside it \(a.py, b.py"):
+        centerpoint.load(path)
+
+
 @pytest.mark.parametrize("key", ["config", "cfg"])
 def test_a_config_in_the_meta_data_is_found(key, tmp_path):
     meta = {key: CONFIG_TEXTS["mmdet3d", "voxel0075"], "mmdet3d_version": "1.4.0"}

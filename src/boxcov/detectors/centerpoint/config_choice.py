@@ -95,10 +95,14 @@ def _config_beside(path: Path, framework: Framework) -> tuple[Config, str]:
 
 
 def _is_config(file: Path, framework: Framework) -> bool:
+    """Return whether a file may be the configuration: one that is not understood must be asked."""
     try:
-        return framework_of(read_settings(file)) == framework
+        settings = read_settings(file)
     except BoxcovError:
-        return False
+        with file.open("rb") as content:
+            return b"CenterHead" in content.read(1 << 20)
+    found = framework_of(settings)
+    return found == framework or (found is None and bool(settings.missing_bases))
 
 
 def _hint(path: Path) -> str:

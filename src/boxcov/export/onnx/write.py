@@ -21,11 +21,10 @@ from boxcov.input_file import parse_metadata, read_bytes, reading
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.predictor import check_samples, estimator
 from boxcov.predict.static_frame import MAX_ROWS, WithSignals
-from boxcov.static_selection import StaticLimits
+from boxcov.static_selection import StaticLimits, box_rows, check_static_selection, tie_hint
 from boxcov.version import __version__
 
 _TOLERANCE = 1e-3  # relative difference between the graph and PyTorch
-_TIE = 1e-5  # relative difference of scores that rounding may reverse
 _KEY = "boxcov"  # of the file's metadata
 _METRES = {
     **dict.fromkeys(("x", "y", "z", "w", "l", "h"), "m"),
@@ -94,7 +93,7 @@ def export(
         etas = posterior.sample(samples, torch.Generator().manual_seed(seed))
     part = _static_part(detector, posterior, named)
     graph = build_graph(part, posterior, inputs, named, limits=limits, etas=etas)
-    _check_selection(part, inputs, graph.expected)
+    _check_selection(part, inputs, limits)
     metadata = {
         **_describe(detector, posterior, limits),
         **method,
@@ -176,7 +175,7 @@ def _check_error_model(
     if limits.boxes > MAX_ROWS:
         raise BoxcovError(
             f"the graph of an error model has at most {MAX_ROWS} boxes, got {limits.boxes}: lower "
-            "the limit, or take posterior.with_error_model(None)"
+            "the limit, or take a posterior without an error model"
         )
 
 
@@ -202,26 +201,13 @@ def _describe(detector: Detector, posterior: Posterior, limits: StaticLimits) ->
     }
 
 
-def _check_selection(part: Detector, inputs: Any, expected: Mapping[str, Tensor]) -> None:
+def _check_selection(part: Detector, inputs: Any, limits: StaticLimits) -> None:
     """Raise if ``select_static`` reports other boxes of the example than ``select``."""
-    if int(expected["left_off"]):
-        return
     with torch.no_grad():
         raw = part(inputs.inputs if isinstance(inputs, WithSignals) else inputs)
-        selection = part.select(raw)
-        boxes = part.decode(raw, selection)
-    plain = _box_rows(boxes, selection.scores, selection.labels)
-    found = _box_rows(*(expected[name] for name in ("boxes", "scores", "labels")))
-    found = found[: int(expected["count"])]
-    same = len(found) == len(plain)
-    if same and len(found):
-        found = found[torch.cdist(plain, found).argmin(1)]
-        same = bool(((found - plain).abs() <= _TOLERANCE * (1 + plain.abs())).all())
-    if not same:
-        raise BoxcovError(
-            f"{type(part).__name__}.select_static() reports {len(found)} boxes of the example that "
-            f"are not the {len(plain)} of select(): correct it{_tie_hint(expected)}"
-        )
+        static = part.select_static(raw, limits)
+        assert static is not None  # a graph was built from it
+        check_static_selection(part, raw, static)
 
 
 def _compare(content: bytes, graph: FrameGraph) -> None:
@@ -242,6 +228,7 @@ def _compare(content: bytes, graph: FrameGraph) -> None:
 def check_agreement(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     """Raise if outputs of the graph differ from those of PyTorch by more than the tolerance."""
     rows = _matching_rows(found, expected)
+    hint = tie_hint(expected["scores"][: int(expected["count"])])
     for name, reference in expected.items():
         wanted = reference.double()
         output = (found[name] if wanted.dim() == 0 else found[name][rows]).double()
@@ -253,7 +240,7 @@ def check_agreement(found: Mapping[str, Tensor], expected: Mapping[str, Tensor])
         if not difference <= _TOLERANCE:
             raise BoxcovError(
                 f"the graph gives other {name} than PyTorch on the example (relative difference "
-                f"{difference:.1e}): it was not written{_tie_hint(expected)}"
+                f"{difference:.1e}): it was not written{hint}"
             )
 
 
@@ -261,26 +248,9 @@ def _matching_rows(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) 
     """Return the row of ``found`` for each expected one: the order of equal scores is undefined."""
     rows, n = torch.arange(len(expected["scores"])), int(expected["count"])
     own, other = (
-        _box_rows(*(part[name] for name in ("boxes", "scores", "labels")))[:n]
+        box_rows(*(part[name] for name in ("boxes", "scores", "labels")))[:n]
         for part in (expected, found)
     )
     nearest = torch.cdist(own, other).argmin(1) if n else rows[:0]
     is_permutation = torch.equal(nearest.sort().values, rows[:n])
     return torch.cat([nearest, rows[n:]]) if is_permutation else rows
-
-
-def _box_rows(boxes: Tensor, scores: Tensor, labels: Tensor) -> Tensor:
-    """Return boxes, scores and labels side by side (m, D + 2)."""
-    return torch.cat([boxes.double(), scores[:, None].double(), labels[:, None].double()], 1)
-
-
-def _tie_hint(expected: Mapping[str, Tensor]) -> str:
-    """Return the advice for an example on which the choice of boxes is undefined."""
-    scores = expected["scores"][: int(expected["count"])]
-    ties = int((scores.diff().abs() <= _TIE * scores[1:]).sum())
-    if not ties:
-        return ""
-    return (
-        f". {ties} boxes of the example have the score of another box, so that rounding decides "
-        "which of them are reported: take a real frame as the example"
-    )

@@ -12,7 +12,7 @@ from boxcov._torch.clock import seconds
 from boxcov.concatenation import join_frames
 from boxcov.data import batched
 from boxcov.detections import Detections
-from boxcov.detector import Detector
+from boxcov.detector import Detector, part_modules
 from boxcov.error_model.calibrate import calibrate
 from boxcov.errors import BoxcovError, NotFiniteError
 from boxcov.evaluate.ground_truth import GroundTruth, match_detections
@@ -236,8 +236,7 @@ def restrict_posterior(whole: Posterior, run: Run, detector: Detector) -> Poster
 def part_of(layer: str, detector: Detector) -> str:
     """Return the part of the network ("head", "neck" ...) that a layer belongs to."""
     modules = dict(detector.named_modules())
-    for part, roots in detector.parts().items():
-        for root in roots if isinstance(roots, tuple) else (roots,):
-            if any(modules[layer] is module for module in root.modules()):
-                return part
+    for part, roots in part_modules(detector).items():
+        if any(modules[layer] is module for root in roots for module in root.modules()):
+            return part
     raise BoxcovError(f"the layer {layer} is in no part of {type(detector).__name__}.parts()")
