@@ -198,6 +198,14 @@ def test_what_a_detector_without_select_static_cannot_do() -> None:
         assert word in finding.seen
 
 
+def test_the_cost_of_scores_is_named(sound: Report) -> None:
+    assert "backward pass" not in sound["logits"].seen
+    slow = report_of(Base)["logits"]
+    assert slow.passed
+    assert "with_logit=True takes one backward pass per box" in slow.seen
+    assert slow.todo.startswith("append the logit in instances(with_logit=True)")
+
+
 def test_a_static_selection_in_another_order_is_named(frame: Any) -> None:
     class ByScore(Base):
         def select(self, raw: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -131,6 +132,32 @@ def test_export_asks_for_an_example(folder: Path, posterior: Path) -> None:
     )
     assert done.code == 1
     assert "give a frame as --example FILE" in done.err
+
+
+def test_from_wrap_to_a_calibrated_file(
+    folder: Path, words: str, posterior: Path, calibrated: Path
+) -> None:
+    """Without instances() the file takes samples, and the message says how."""
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package)
+    words = words.replace(":build", ":build_static")
+    done = boxcov(f"check {words} --json")
+    report = {finding["name"]: finding for finding in json.loads(done.out)["findings"]}
+    assert report["select_static"]["passed"] is True, report["select_static"]
+    torch.save(own_detector.frames("test")[0][0]["image"][0] * 0.3 + 0.3, folder / "frame.pt")
+    export = f"export {words.split(' --data')[0]} --reader python:{folder}/mine.py:read"
+    export += f" --example {folder}/frame.pt --out {folder}/mine.onnx"
+    done = boxcov(f"{export} --posterior {calibrated}")
+    assert done.code == 1
+    assert "has no instances()" in done.err
+    (advice,) = re.findall(r"`boxcov (calibrate --method mcglm --samples \d+)`", done.err)
+    sampled = folder / "sampled.safetensors"
+    done = boxcov(f"{advice} {words} --posterior {posterior} --count 60 --out {sampled}")
+    assert done.code == 0, done.err
+    done = boxcov(f"{export} --posterior {sampled}")
+    assert done.code == 0, done.err
+    assert "covariance by 10 samples" in done.out
+    assert "risk 100" in done.out
 
 
 def test_a_module_is_found_in_the_working_directory(

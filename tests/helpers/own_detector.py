@@ -8,6 +8,7 @@ decode() does not differentiate. The weights lie beside this file.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,8 @@ from torch.nn import functional as F
 
 import boxcov
 from boxcov import Selection
+from boxcov.detectors.boxes import iou
+from boxcov.static_selection import StaticLimits, StaticSelection, best_rows, static_nms
 
 CLASSES = ("disk", "square", "bar")
 SIZE, STRIDES, BINS = 64, (4, 8), 6  # pixels; of a cell; of the distribution of a side
@@ -50,14 +53,14 @@ class Pyramid(nn.Module):
         }
 
 
-def build() -> boxcov.Detector:
+def build(**other: Any) -> boxcov.Detector:
     """The detector with its trained weights."""
     model = Pyramid()
     model.load_state_dict(torch.load(WEIGHTS, weights_only=True))
     return boxcov.wrap(
         model.eval(),
         select=select,
-        decode=decode,
+        decode=other.pop("decode", decode),
         loss=loss,
         logits=logits,
         signals=signals,
@@ -68,7 +71,13 @@ def build() -> boxcov.Detector:
         },
         box_fields=("x1", "y1", "x2", "y2"),
         classes=CLASSES,
+        **other,
     )
+
+
+def build_static() -> boxcov.Detector:
+    """The same detector with what a file of fixed shapes needs."""
+    return build(decode=decode_tensors, select_static=select_static)
 
 
 def cells(like: Tensor, level: int) -> tuple[Tensor, Tensor]:
@@ -132,6 +141,28 @@ def decode(model: Pyramid, raw: dict, selection: Selection) -> Tensor:
     boxes = boxes_at(flat(raw["sides"])[frame, cell], x[cell], y[cell], stride[cell])
     sizes = torch.tensor([[w, h, w, h] for h, w in raw["size"].tolist()])
     return torch.minimum(boxes.clamp(min=0), sizes.to(boxes)[frame])
+
+
+def decode_tensors(model: Pyramid, raw: dict, selection: Selection) -> Tensor:
+    """``decode`` that reads no value."""
+    frame, cell = selection.where
+    x, y, stride = places(raw)
+    boxes = boxes_at(flat(raw["sides"])[frame, cell], x[cell], y[cell], stride[cell])
+    return torch.minimum(boxes.clamp(min=0), raw["size"].flip(1).repeat(1, 2)[frame])
+
+
+def select_static(model: Pyramid, raw: dict, limits: StaticLimits) -> StaticSelection:
+    scores, sides = flat(raw["score"])[0].sigmoid().flatten(), flat(raw["sides"])[0]
+    best, count, beyond = best_rows(scores, scores > 0.3, limits.candidates)
+    cell, label, (x, y, stride) = best // len(CLASSES), best % len(CLASSES), places(raw)
+    boxes, valid = boxes_at(sides[cell], x[cell], y[cell], stride[cell]), torch.arange(len(best))
+    valid = valid < count
+    close = (iou(boxes[:, None], boxes) > 0.5) & (label[:, None] == label)
+    kept, enough = static_nms((close & valid & valid[:, None]).triu(1)[None].float())
+    rows, count, excess = best_rows(scores[best], kept[0] & valid, limits.boxes)
+    frame = torch.zeros_like(rows)
+    found = Selection(frame, scores[best[rows]], label[rows], where=(frame, cell[rows]))
+    return StaticSelection(found, count, beyond + excess + (~enough).long())
 
 
 def logits(model: Pyramid, raw: dict, selection: Selection) -> Tensor:
