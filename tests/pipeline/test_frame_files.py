@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+import warnings
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from boxcov import BoxcovError, Detections
+from boxcov import BoxcovError, BoxcovWarning, Detections
+from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.detectors.torchvision import TorchvisionDetector
 from boxcov.detectors.transformers.detector import QueryDetector
 from boxcov.detectors.ultralytics import Yolo
 from boxcov.pipeline.frame_files import FrameReader, scale_boxes
+from boxcov.pipeline.options import FileOptions
 from helpers.error_models import make_error_model
 
 IMAGE = torch.randint(0, 255, (3, 48, 96), generator=torch.Generator().manual_seed(0)).byte()
@@ -50,6 +53,17 @@ def test_transformers_need_their_image_processor() -> None:
     assert torch.equal(frame.inputs, IMAGE.float()[None])
     with pytest.raises(BoxcovError, match="does not know the input files of a QueryDetector: give"):
         FrameReader(without_network(QueryDetector, images=None))
+
+
+def test_files_of_one_sweep_are_warned_about() -> None:
+    detector = without_network(CenterPoint, config=SimpleNamespace(sweeps=10))
+    with pytest.warns(BoxcovWarning, match="trained on 10 sweeps .* have 1: join 10 into each"):
+        FrameReader.of(detector, FileOptions())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        FrameReader.of(detector, FileOptions(points="plain"))
+        detector.config.sweeps = None
+        FrameReader.of(detector, FileOptions())
 
 
 def test_everything_in_pixels_is_scaled() -> None:

@@ -85,15 +85,21 @@ def match_source(source: DataOptions, detector: Detector) -> DataOptions:
             f"on: give {source.data}@640 for images letterboxed to 640 pixels, or "
             f"{source.data}@whole"
         )
+    if kind in ("nuscenes", "simulated"):
+        warn_of_sweeps(detector, source.sweeps, "give --sweeps {}")
+    return source
+
+
+def warn_of_sweeps(detector: Detector, sweeps: int, advice: str) -> None:
+    """Warn if a CenterPoint was trained on another number of sweeps per frame."""
     trained = detector.config.sweeps if isinstance(detector, CenterPoint) else None
-    if kind in ("nuscenes", "simulated") and trained not in (None, source.sweeps):
+    if trained not in (None, sweeps):
         warnings.warn(
             f"the checkpoint was trained on {trained} sweeps per frame, and these frames have "
-            f"{source.sweeps}: give --sweeps {trained}",
+            f"{sweeps}: {advice.format(trained)}",
             BoxcovWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
-    return source
 
 
 def is_foreign(detector: Detector) -> TypeGuard[CenterPoint]:

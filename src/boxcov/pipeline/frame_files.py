@@ -31,7 +31,12 @@ from boxcov.detectors.yolox import YOLOX
 from boxcov.errors import BoxcovError
 from boxcov.input_file import MAX_BYTES, check_regular, reading
 from boxcov.outlines import background_of
-from boxcov.pipeline.detectors import is_foreign, trained_size, warn_if_implausible
+from boxcov.pipeline.detectors import (
+    is_foreign,
+    trained_size,
+    warn_if_implausible,
+    warn_of_sweeps,
+)
 from boxcov.pipeline.kitti_axes import TO_KITTI, points_to_nuscenes
 from boxcov.pipeline.options import FileOptions
 from boxcov.pipeline.user_code import load_function
@@ -77,6 +82,8 @@ class FrameReader:
     @staticmethod
     def of(detector: Detector, options: FileOptions) -> FrameReader:
         function = None if options.reader is None else load_function(options.reader)
+        if function is None and options.points != "plain":
+            warn_of_sweeps(detector, 1, "join {} into each file, and give --points plain")
         return FrameReader(detector, options.points, options.size, function)
 
     def __post_init__(self) -> None:
