@@ -14,7 +14,7 @@ def static_selection(subject: Subject) -> Finding:
     """``select_static()`` reports what ``select()`` does."""
     subject.needed_boxes()
     chosen, detector = subject.needed_selection(), subject.shadow()
-    limits = StaticLimits(boxes=max(100, len(chosen)), candidates=1000)
+    limits = StaticLimits(max(100, len(chosen)), candidates=1000, pairs=200_000)
     if int(chosen.frame.max()):
         raise NotChecked("needs a batch of one frame")
     with torch.no_grad():
