@@ -59,18 +59,19 @@ def draw_from_above(found: Detections, points: Array, reach: float | None = None
 
     columns = _columns(found, PLANE)
     reach = reach_of(points) if reach is None else reach
-    picture = Image.new("RGB", (2 * SIDE, 2 * SIDE), BACKGROUND)  # twice the size, against stairs
-    pixels = np.asarray(picture).copy()
     seen = points[(np.abs(points[:, :2]) < reach).all(1), :2]
     across, up = _to_pixels(seen, reach).astype(int).T
+    dots = np.zeros((2 * SIDE + 1, 2 * SIDE + 1), np.uint8)  # twice the size, against stairs
     for right, down in ((0, 0), (1, 0), (0, 1), (1, 1)):
-        pixels[(up + down).clip(max=2 * SIDE - 1), (across + right).clip(max=2 * SIDE - 1)] = POINTS
-    picture = Image.fromarray(pixels)
+        dots[up + down, across + right] = 1
+    picture = Image.fromarray(dots[:-1, :-1])
+    picture.putpalette((*BACKGROUND, *POINTS))
+    picture = picture.convert("RGB")
     boxes = found.numpy()["boxes"][:, columns].astype(float)
     grown = grown_boxes(boxes, _widths(found)[:, columns])
     inner, outer = (_to_pixels(_outlines(b).clip(-9e3, 9e3), reach) for b in (boxes, grown))
     _draw(picture, found, inner, outer, _notes(found))
-    return picture.resize((SIDE, SIDE), Image.Resampling.LANCZOS)
+    return picture.reduce(2)
 
 
 def reach_of(points: Array) -> float:
