@@ -5,7 +5,7 @@
 Everything uses one thread. onnxruntime starts after the encoder, PyTorch includes it; "plain
 detector" has the encoder and no covariances. Medians over alternating runs after a warm-up.
 ``--write`` updates docs/results/data/performance-onnx.json; ``make results`` then writes it to the
-page on performance.
+page on reliability.
 """
 
 from __future__ import annotations
