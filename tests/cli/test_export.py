@@ -25,7 +25,7 @@ def test_exported_file_runs_in_onnxruntime(tmp_path) -> None:
     cloud(detector.config, 4).numpy().astype("<f4").tofile(tmp_path / "x.bin")
     words = (
         f"--detector {word} --posterior {tmp_path / 'p.safetensors'} "
-        f"--example {tmp_path / 'x.bin'} "
+        f"--example {tmp_path / 'x.bin'} --points plain "
         "--samples 2 --boxes 9",
     )
     done = boxcov("export", *words, f"--out {tmp_path / 'net.onnx'} --json")

@@ -20,7 +20,6 @@ from boxcov.pipeline.frame_files import FrameReader
 from boxcov.pipeline.options import ExportCommand
 from boxcov.pipeline.options.common import default_posterior
 from boxcov.pipeline.paths import holds_output
-from boxcov.pipeline.user_code import load_function
 from boxcov.posterior.posterior import Posterior
 
 
@@ -64,9 +63,8 @@ def _method(options: ExportCommand, error_model: ErrorModel | None) -> int | Lit
 def _example_input(detector: Any, options: ExportCommand) -> tuple[str, Any, torch.Tensor | None]:
     """Return the name of the graph's input and an example of it, and of the signals' inputs."""
     if isinstance(detector, YOLOX):
-        reader = FrameReader(detector, size=options.size)
         if options.example is not None:
-            return "image", reader(options.example).inputs, None
+            return "image", FrameReader.of(detector, options)(options.example).inputs, None
         size = options.size or detector.config.size
         generator = torch.Generator().manual_seed(0)
         return "image", 255 * torch.rand(1, 3, size, size, generator=generator), None
@@ -78,13 +76,14 @@ def _example_input(detector: Any, options: ExportCommand) -> tuple[str, Any, tor
                 "as --example FILE, for a detector of your own with --reader "
                 "python:FILE.py:FUNCTION"
             )
-        function = None if options.reader is None else load_function(options.reader)
-        inputs = FrameReader(detector, size=options.size, function=function)(path).inputs
+        inputs = FrameReader.of(detector, options)(path).inputs
         if isinstance(detector, QueryDetector):  # an image processor stays outside
             inputs = detector.prepare(inputs)
-        return "image" if function is None else "input", inputs, None
-    clouds = simulated.frames(count=1)[0][0] if path is None else FrameReader(detector)(path).inputs
-    if path is not None:
+        return "image" if options.reader is None else "input", inputs, None
+    if path is None:
+        clouds = simulated.frames(count=1)[0][0]
+    else:
+        clouds = FrameReader.of(detector, options)(path).inputs
         warn_if_implausible(detector, [(clouds, ())])
     with torch.no_grad():
         return "map", detector.encoder(clouds).contiguous(), detector.signal_inputs(clouds)

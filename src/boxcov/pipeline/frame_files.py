@@ -38,7 +38,7 @@ from boxcov.pipeline.detectors import (
     warn_of_sweeps,
 )
 from boxcov.pipeline.kitti_axes import TO_KITTI, points_to_nuscenes
-from boxcov.pipeline.options import FileOptions
+from boxcov.pipeline.options import ExportCommand, FileOptions
 from boxcov.pipeline.user_code import load_function
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
@@ -80,7 +80,7 @@ class FrameReader:
     function: Callable[[Path], Any] | None = None
 
     @staticmethod
-    def of(detector: Detector, options: FileOptions) -> FrameReader:
+    def of(detector: Detector, options: FileOptions | ExportCommand) -> FrameReader:
         function = None if options.reader is None else load_function(options.reader)
         if function is None and options.points != "plain":
             warn_of_sweeps(detector, 1, "join {} into each file, and give --points plain")

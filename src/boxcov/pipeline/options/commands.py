@@ -17,6 +17,7 @@ from boxcov.pipeline.options.common import (
     FileOptions,
     Format,
     MessageOptions,
+    PointLayout,
     PredictedData,
     check_image_size,
 )
@@ -324,6 +325,7 @@ class ExportCommand(DetectorOptions):
         "Frame to check the file on, as for boxcov stream.",
         shown="a simulated frame, or noise",
     )
+    points: PointLayout = vocabulary.points()
     reader: str | None = vocabulary.reader()
     size: int | None = vocabulary.size()
     seed: int = vocabulary.seed()

@@ -17,6 +17,7 @@ SHIPPED_NOTE = "posterior: small, the calibrated one of centerpoint:small in the
 Format = Literal[
     "native", "nuscenes", "kitti", "coco", "ros", "autoware", "csv", "parquet", "rerun"
 ]
+PointLayout = Literal["nuscenes", "kitti", "plain"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,12 +89,7 @@ class FileOptions(Options):
         "-: paths on stdin.",
         metavar="FOLDER|FILE",
     )
-    points: Literal["nuscenes", "kitti", "plain"] = option(
-        "nuscenes",
-        INPUT,
-        "--source: the float32 numbers of a point in a .bin file: nuscenes (x y z intensity beam), "
-        "kitti (x y z intensity) or plain (x y z intensity age).",
-    )
+    points: PointLayout = vocabulary.points()
     reader: str | None = vocabulary.reader()
     size: int | None = vocabulary.size()
 

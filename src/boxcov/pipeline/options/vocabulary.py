@@ -23,6 +23,13 @@ reader = partial(
     "Reads your files: a function of your own that takes a path and returns the detector's inputs.",
     metavar="python:FILE.py:FUNCTION",
 )
+points = partial(
+    option,
+    "nuscenes",
+    INPUT,
+    "The float32 numbers of a point in a .bin file: nuscenes (x y z intensity beam), kitti (x y z "
+    "intensity) or plain (x y z intensity age).",
+)
 split = partial(
     option,
     None,
