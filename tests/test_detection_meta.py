@@ -15,7 +15,7 @@ from boxcov import BoxcovError, Detections
 from boxcov.data import nuscenes
 from helpers.command_line import boxcov
 from helpers.data_roots import nuscenes_root
-from helpers.export_boxes import in_space
+from helpers.export_boxes import in_space, with_error_model
 
 
 def stored(path: Path, **entries: Any) -> Path:
@@ -60,6 +60,47 @@ def test_metadata_of_other_types_is_refused(tmp_path, entries, message) -> None:
     with pytest.raises(BoxcovError, match=rf"d\.safetensors: .*{message}") as caught:
         Detections.load(path)
     assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("fields", "classes", "message"),
+    [
+        ([f"f{i}" for i in range(30_000)], ["car"], "30000 fields, at most 64"),
+        (["x", "x"], ["car"], "two fields have the same name"),
+        (["x"], ["c"] * 40_000, "40000 classes, at most 32768"),
+    ],
+)
+def test_names_of_no_box_have_a_limit(tmp_path, fields, classes, message) -> None:
+    """Without boxes the numbers take no bytes, but a table has a column per pair of fields."""
+    D, none = len(fields), torch.zeros(0, dtype=torch.long)
+    tensors = {"boxes": torch.zeros(0, D), "scores": torch.zeros(0), "labels": none}
+    tensors |= {"frame": none.clone(), "covariance": torch.zeros(0, D, D)}
+    about = {"fields": fields, "classes": classes, "meta": {}}
+    save_file(tensors, tmp_path / "d.safetensors", {"boxcov.detections": json.dumps(about)})
+    with pytest.raises(BoxcovError, match=rf"d\.safetensors: .*{message}"):
+        Detections.load(tmp_path / "d.safetensors")
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"thresholds": [0.4, 0.4, 0.4]},
+        {"thresholds": [0.5, 0.4, 0.3]},
+        {"thresholds": [0.3, 0.4, float("nan")]},
+        {"threshold": 10**400},
+        {"dof": [10**400] * 9},
+        {"dof": [-1.0] * 9},
+        {"levels": [0.5, 0.9, 9.0]},
+    ],
+)
+def test_summaries_of_no_error_model_are_refused(tmp_path, entries) -> None:
+    found = with_error_model(in_space(7, frames=3))
+    meta = {**found.meta, "error_model": {**found.meta["error_model"], **entries}}
+    about = {"fields": found.fields, "classes": found.classes, "meta": meta}
+    tensors = {name: tensor.contiguous() for name, tensor in found._tensors()}
+    save_file(tensors, tmp_path / "d.safetensors", {"boxcov.detections": json.dumps(about)})
+    with pytest.raises(BoxcovError, match=r"d\.safetensors: .*does not say the thresholds"):
+        Detections.load(tmp_path / "d.safetensors")
 
 
 def test_own_entries_of_the_metadata_stay(tmp_path) -> None:

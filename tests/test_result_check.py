@@ -116,6 +116,9 @@ def test_results_of_an_error_model_pass() -> None:
         ("iou_below", float("nan"), "probability of 1 of 3 boxes is not between 0 and 1"),
         ("labels", -1, "label of 1 of 3 boxes is not the number of a class"),
         ("labels", 1, "label of 1 of 3 boxes is not the number of a class"),
+        ("boxes", float("nan"), "position or size of 1 of 3 boxes is not finite"),
+        ("boxes", float("inf"), "position or size of 1 of 3 boxes is not finite"),
+        ("scores", float("nan"), "score of 1 of 3 boxes is not finite"),
     ],
 )
 def test_a_number_out_of_range_is_named(name, value, what) -> None:

@@ -13,6 +13,7 @@ from boxcov.box_layout import IMAGE, PLANE, find_layout
 from boxcov.box_layout import columns as layout_columns
 from boxcov.detections import Detections
 from boxcov.outlines import DOUBTFUL, ON_DARK, grown_boxes, risk_colors, side_bands
+from boxcov.plain_text import short_name
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -42,7 +43,8 @@ def draw_image(found: Detections, image: Array) -> Image:
     inner = _upright(boxes.clip(-limit, 2 * limit))
     outside, _ = side_bands(boxes, _widths(found)[:, columns])
     outer = _upright(outside.clip(-limit, 2 * limit))
-    texts = [f"{found.classes[label]} {note}" for label, note in zip(found.labels, _notes(found))]
+    names = [short_name(found.classes[label]) for label in found.labels]
+    texts = [f"{name} {note}" for name, note in zip(names, _notes(found))]
     _draw(picture, found, inner, outer, texts)
     return picture
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Annotated, Any
 
 from boxcov.errors import BoxcovError
@@ -58,20 +59,32 @@ def check_meta(meta: Any, boxes_until: int = 0) -> Mapping[str, Any]:
 
 def check_summary(about: Any, name: str, D: int) -> None:
     """Raise if ``meta["error_model"]`` does not describe the error model that gave ``name``."""
-    lists = {"thresholds": 2, "levels": 1, "dof": D}
     if not (
         isinstance(about, Mapping)
-        and all(
-            isinstance(about.get(key), (list, tuple))
-            and len(about[key]) >= count
-            and all(isinstance(v, (int, float)) or (v is None and key == "dof") for v in about[key])
-            for key, count in lists.items()
-        )
+        and _is_rising(about.get("thresholds"), 2)
+        and _is_rising(about.get("levels"), 1)
+        and _is_number(about.get("threshold"))
+        and isinstance(about.get("dof"), (list, tuple))
         and len(about["dof"]) == D
-        and isinstance(about.get("threshold"), (int, float))
+        and all(v is None or (_is_number(v) and not v <= 0) for v in about["dof"])
     ):
         raise BoxcovError(
             f"these detections have {name}, but meta['error_model'] does not say the thresholds, "
             f"the threshold, the levels and {D} dof of the error model that computed it: predict "
             "again with the calibrated posterior"
         )
+
+
+def _is_rising(values: Any, count: int) -> bool:
+    """Whether these are at least ``count`` numbers from 0 to 1, each above the one before."""
+    return (
+        isinstance(values, (list, tuple))
+        and len(values) >= count
+        and all(map(_is_number, values))
+        and all(low < high for low, high in pairwise(values))
+        and 0 <= values[0] <= values[-1] <= 1
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not abs(value) > 1e308  # JSON has integers beyond

@@ -17,7 +17,7 @@ from boxcov.detection_meta import check_meta, check_summary
 from boxcov.errors import BoxcovError, join_names
 from boxcov.files import to_json, write_safetensors
 from boxcov.image_border import clipped_sides
-from boxcov.input_file import MAX_FRAMES, conform, open_tensors
+from boxcov.input_file import MAX_CLASSES, MAX_FIELDS, MAX_FRAMES, conform, open_tensors
 from boxcov.result_check import check_result
 from boxcov.version import __version__
 
@@ -300,6 +300,7 @@ class Detections:
             fields, classes = (
                 conform(about[name], tuple[str, ...], name) for name in ("fields", "classes")
             )
+            _check_names(fields, classes)
             meta = check_meta(about["meta"])
             found = Detections(**tensors, fields=fields, classes=classes, meta=meta)
             found._check_types()
@@ -380,3 +381,12 @@ class Detections:
                 "these detections have no covariance: use MCGLM, ExactGLM, GLM or MCI"
             )
         return self.covariance
+
+
+def _check_names(fields: tuple[str, ...], classes: tuple[str, ...]) -> None:
+    """Raise if a file without boxes names more fields and classes than any detector has."""
+    for what, names, most in (("fields", fields, MAX_FIELDS), ("classes", classes, MAX_CLASSES)):
+        if len(names) > most:
+            raise ValueError(f"{len(names)} {what}, at most {most} are read")
+    if len(set(fields)) < len(fields):
+        raise ValueError(f"two fields have the same name: {join_names(fields)}")

@@ -38,6 +38,8 @@ MAX_METADATA = 1 << 25  # characters of the JSON in a safetensors header
 MAX_DEPTH = 32  # of lists and objects inside each other in metadata
 MAX_TEXT = 4096  # characters of a name or path in metadata
 MAX_FRAMES = 1 << 20  # that one file describes
+MAX_CLASSES = 1 << 15  # of a detector
+MAX_FIELDS = 64  # of a box: exports have a column for each pair
 
 # what readers raise on damaged files; RuntimeError includes the RecursionError of deep nesting
 DAMAGE = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +100,23 @@ def test_pictures_are_drawn_on_the_images(images, tmp_path: Path, verb: str) -> 
     drawn = np.asarray(Image.open(paths[1]))
     assert drawn.shape == (48, 96, 3)
     assert int((drawn != picture(1)).any(2).sum()) > 100
+
+
+def test_odd_file_names_are_drawn_and_stay_readable(images, tmp_path: Path) -> None:
+    """Names that are as long as the disk allows, not in UTF-8, or control a terminal."""
+    word, source = images
+    folder = tmp_path / "in"
+    folder.mkdir()
+    content = (source / "0.png").read_bytes()
+    for name in (b"a" * 251, b"\xff\xfe", "\x1b[31m\u202e[b]".encode()):
+        (folder / f"{os.fsdecode(name)}.png").write_bytes(content)
+    words = f"--source {folder} --detector {word} {NMS} --show {tmp_path}/shown"
+    done = boxcov(f"predict {words} --out {tmp_path}/d.safetensors")
+    assert done.code == 0, done.err
+    assert len(list((tmp_path / "shown").iterdir())) == 3
+    names = Detections.load(tmp_path / "d.safetensors").meta["names"]
+    assert all(name.isprintable() for name in names)
+    assert r"\x1b[31m\u202e[b].png" in names
 
 
 @pytest.mark.parametrize("suffix", ["gif", "mp4"])

@@ -50,6 +50,8 @@ WRONG = {
     "negative half width": ("region_widths", -1.0),
     "probability above 1": ("no_object", 1.5),
     "label -1": ("labels", -1),
+    "infinite position": ("boxes", float("inf")),
+    "NaN score": ("scores", float("nan")),
 }
 WRITERS: dict[str, Callable[[Path, Detections], Any]] = {
     "native": lambda path, found: found.save(path),

@@ -35,7 +35,7 @@ from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.pipeline import convert
 from boxcov.pipeline.options import ConvertCommand, MessageOptions
 from boxcov.pipeline.predict import block_store, read_blocks
-from boxcov.pipeline.terminal import printable
+from boxcov.plain_text import printable
 from helpers.centerpoint_cases import detector_of, pillar_config
 from helpers.centerpoint_foreign import Foreign
 from helpers.coco_cases import coco_root, found_in

@@ -223,9 +223,9 @@ FITS = [
     ),
     Mutant(
         "a folder that cannot be written, before the work",
-        "pipeline/reproduce/workspace.py",
-        "make_folder(folder / name)",
-        "(folder / name).mkdir(parents=True, exist_ok=True)",
+        "pipeline/paths.py",
+        "make_folder(path)",
+        "path.mkdir(parents=True, exist_ok=True)",
         f"{UNWRITABLE}test_read_only_folder[reproduce]",
     ),
 ]

@@ -47,7 +47,7 @@ OUTPUTS = [
     ),
     Mutant(
         "control characters are escaped",
-        "pipeline/terminal.py",
+        "plain_text.py",
         "category(c) in _HARMFUL",
         'category(c) == "Zl"',
         f"{TERMINAL}test_control_characters_are_escaped",
@@ -69,9 +69,23 @@ OUTPUTS = [
     Mutant(
         "names are no mathematics",
         "report/pictures.py",
-        '    return shown.replace("$", r"\\$")',
-        "    return shown",
+        '    return short_name(name).replace("$", r"\\$")',
+        "    return short_name(name)",
         f"{TERMINAL}test_figures_draw_names_as_they_are",
+    ),
+    Mutant(
+        "names cannot turn a page around",
+        "report/page.py",
+        "_embed_json(_printable_values(data))",
+        "_embed_json(data)",
+        "report/test_hostile.py::test_names_cannot_change_the_page",
+    ),
+    Mutant(
+        "long names stay short in figures",
+        "plain_text.py",
+        "shown if len(shown) <= length else",
+        "shown if shown else",
+        "report/test_hostile.py::test_labels_of_rerun_are_short_lines",
     ),
     Mutant(
         "JSON files hold no NaN",

@@ -35,7 +35,7 @@ PROCESSES = [
         "pipeline/predict.py",
         "    if world.rank:",
         "    if False:",
-        f"{RANKS_CLI}test_ranks_write_the_file_of_one_process[2]",
+        f"{RANKS_CLI}test_ranks_write_the_file_of_one_process[3]",
     ),
     Mutant(
         "a rank that dies ends the others",

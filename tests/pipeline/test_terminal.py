@@ -15,7 +15,8 @@ from boxcov.cli.evaluate import difference_table, quality_table
 from boxcov.evaluate.method_table import COLUMNS
 from boxcov.export.tables import write_csv
 from boxcov.pipeline.progress import Progress
-from boxcov.pipeline.terminal import printable, say, say_json, say_table
+from boxcov.pipeline.terminal import say, say_json, say_table
+from boxcov.plain_text import printable
 from helpers.command_line import boxcov
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J[bold]a[/nope]\u202eb\x9b31m\ud800"

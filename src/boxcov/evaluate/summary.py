@@ -106,23 +106,26 @@ def by_range(
 
 
 def class_groups(records: Records) -> dict[str, Array]:
-    """Return the rows (n,) of each class, as masks."""
-    labels = np.asarray(records.labels)
-    return {name: labels == label for label, name in enumerate(records.classes)}
+    """Return the numbers of the rows of each class that occurs."""
+    labels = np.asarray(records.labels, dtype=int)
+    order = np.argsort(labels, kind="stable")
+    found, starts = np.unique(labels[order], return_index=True)
+    rows = np.split(order, starts[1:])
+    return {records.classes[label]: own for label, own in zip(found, rows)}
 
 
 def range_groups(records: Records, edges: Sequence[float] = RANGE_EDGES) -> dict[str, Array]:
-    """Return the rows (n,) between ``edges`` metres from the sensor, and beyond, as masks."""
+    """Return the numbers of the rows between ``edges`` metres from the sensor, and beyond."""
     if not {"x", "y"} <= set(records.fields):
         raise BoxcovError(
             f"boxes with fields {records.fields} have no range: by_range needs x and y"
         )
     distance = records.range
     groups = {
-        f"{low:g} to {high:g} m": (distance >= low) & (distance < high)
+        f"{low:g} to {high:g} m": np.flatnonzero((distance >= low) & (distance < high))
         for low, high in pairwise(edges)
     }
-    return {**groups, f"{edges[-1]:g} m and more": distance >= edges[-1]}
+    return {**groups, f"{edges[-1]:g} m and more": np.flatnonzero(distance >= edges[-1])}
 
 
 def compare(
@@ -224,7 +227,7 @@ def _by_group(
     return {
         name: summarise(records[rows], replicates, seed)
         for name, rows in groups.items()
-        if rows.any()
+        if len(rows)
     }
 
 

@@ -14,6 +14,7 @@ from boxcov.detections import Detections
 from boxcov.errors import import_package
 from boxcov.files import atomic_write
 from boxcov.outlines import background_of, risk_colors
+from boxcov.plain_text import short_name
 from boxcov.result_check import check_result
 
 Array = NDArray[Any]
@@ -177,7 +178,7 @@ def _covariances(detections: Detections) -> list[tuple[str, Array]]:
 
 
 def _labels(detections: Detections) -> list[str]:
-    names = [detections.classes[label] for label in detections.labels.tolist()]
+    names = [short_name(detections.classes[label]) for label in detections.labels.tolist()]
     labels = [f"{name} {score:.2f}" for name, score in zip(names, detections.scores.tolist())]
     if detections.no_object is not None:
         return [f"{label}, risk {p:.0%}" for label, p in zip(labels, detections.risk.tolist())]

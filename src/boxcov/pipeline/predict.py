@@ -42,6 +42,7 @@ from boxcov.pipeline.options.common import SHIPPED_POSTERIOR
 from boxcov.pipeline.output_format import check_format, write_detections
 from boxcov.pipeline.paths import holds_output
 from boxcov.pipeline.show import check_show, pictures
+from boxcov.plain_text import printable
 from boxcov.posterior import file as posterior_file
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.exact import ExactGLM
@@ -129,7 +130,8 @@ def open_frames(
         frames: Any = FileFrames(list(look_at_first(detector, islice(entries, source.count))))
         if options.workers and "#" in frames.names[0]:
             raise BoxcovError(f"{where}: a video is read in order: remove --workers")
-        return frames, {"files": str(where), "names": frames.names}
+        names = [printable(name, one_line=True) for name in frames.names]
+        return frames, {"files": printable(where, one_line=True), "names": names}
     source = replace(source, split=source.split or default_test_split(source.data))
     source = match_source(source, detector)
     frames = load_frames(source, device, detector.classes)

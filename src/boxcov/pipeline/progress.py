@@ -9,7 +9,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, TextIO
 
-from boxcov.pipeline.terminal import printable, rich_console, say
+from boxcov.pipeline.terminal import rich_console, say
+from boxcov.plain_text import printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,7 +66,7 @@ def _folder(out: Path) -> Iterator[Callable[[str, Any], None]]:
     numbers = iter(range(1_000_000))
 
     def write(name: str, picture: Any) -> None:
-        stem = Path(name).stem.replace("#", "-")
+        stem = os.fsdecode(os.fsencode(Path(name).stem.replace("#", "-"))[:200])  # 255 are a name
         with atomic_write(out / f"{next(numbers):06}-{stem}.png") as temporary:
             picture.save(temporary, "PNG")
 

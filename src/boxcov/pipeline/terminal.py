@@ -8,34 +8,14 @@ from __future__ import annotations
 import os
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
-from unicodedata import category
 
 from boxcov.errors import BoxcovError
 from boxcov.files import to_json, without_nan
+from boxcov.plain_text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
-
-_HARMFUL = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control, direction, half a surrogate, line separators
-
-
-def printable(text: object, one_line: bool = False) -> str:
-    """Return the text with escape codes in place of characters that control a terminal.
-
-    one_line: also in place of line breaks.
-
-    >>> print(printable("a\\x1b[31mb\\u202e"))
-    a\\x1b[31mb\\u202e
-    """
-    allowed = "" if one_line else "\n"
-    text = str(text)
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(
-        c.encode("unicode_escape").decode() if category(c) in _HARMFUL and c not in allowed else c
-        for c in text
-    )
 
 
 def say(text: object, file: TextIO | None = None, one_line: bool = False) -> None:

@@ -21,6 +21,7 @@ from boxcov.report.verdict import first_records
 
 Array = NDArray[Any]
 COVERAGES = np.array([0.05, *np.arange(1, 10) / 10, 0.95, 0.99])
+DRAWN_MS = (1e-6, 1e9)  # milliseconds beyond are drawn as these
 RISK_BINS = 10  # of the reliability diagram, with equal numbers of boxes
 COLOURS = 8  # number of distinct colours; further methods repeat them with other dashes
 
@@ -183,7 +184,9 @@ def runtime_charts(study: Study) -> list[BarChart]:
     bars: dict[str, list[Bar]] = {}
     for row in study.runtime:
         style = styles.setdefault(str(row.get("method", "")), len(styles))
-        bar = Bar(_runtime_name(row), _number(row.get("ms")), _runtime_text(row), style)
+        ms = _number(row.get("ms"))
+        length = float(np.clip(ms, *DRAWN_MS)) if ms > 0 else ms
+        bar = Bar(_runtime_name(row), length, _runtime_text(row), style)
         bars.setdefault(str(row.get("device") or ""), []).append(bar)
     return [
         BarChart(f"Milliseconds per frame, {device}" if device else "Milliseconds per frame", some)

@@ -11,6 +11,7 @@ from boxcov.errors import BoxcovError, import_package
 from boxcov.evaluate.quality import METRICS
 from boxcov.evaluate.records import Records
 from boxcov.files import atomic_write, make_folder
+from boxcov.plain_text import MAX_NAME
 from boxcov.report.charts import (
     COLOURS,
     BarChart,
@@ -22,7 +23,7 @@ from boxcov.report.charts import (
     runtime_charts,
     threshold_charts,
 )
-from boxcov.report.pictures import Shown, draw_from_above, plain_text
+from boxcov.report.pictures import Shown, draw_from_above, escape_math
 from boxcov.report.study import Method, Study
 from boxcov.report.svg import decades
 from boxcov.report.viewer import viewer_methods
@@ -149,7 +150,7 @@ def _draw_line_charts(
         drawn.values(),
         drawn.keys(),
         loc="outside lower center",
-        ncols=3,
+        ncols=3 if max(map(len, drawn)) <= MAX_NAME / 2 else 1,
         frameon=False,
         fontsize=9,
     )
@@ -188,11 +189,11 @@ def _draw_scene(study: Study, frame: int) -> Any | None:
     shown = records[(records.frame == frame) & (records.scores >= MIN_SCORE)]
     draw_from_above(axes[0][0], Shown.of(shown), scene.points, scene.truth)
     kind = "score" if records.risk is None else "risk"
-    title = f"{scene.name}: {method.name}, scores from {MIN_SCORE}"
-    axes[0][0].set_title(f"{_escape(title)}. Green: objects; numbers: {kind}", fontsize=9)
+    title = f"{_escape(scene.name)}: {_escape(method.name)}, scores from {MIN_SCORE}"
+    axes[0][0].set_title(f"{title}. Green: objects; numbers: {kind}", fontsize=9)
     return figure
 
 
 def _escape(name: str) -> str:
     """Keep matplotlib from hiding names that begin with _."""
-    return plain_text(name).lstrip("_") or " "
+    return escape_math(name).lstrip("_") or " "

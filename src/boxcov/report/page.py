@@ -18,6 +18,7 @@ from boxcov.detections import Detections
 from boxcov.evaluate.method_table import table
 from boxcov.evaluate.summary import class_groups, range_groups
 from boxcov.files import write_text
+from boxcov.plain_text import printable
 from boxcov.report.charts import (
     LineChart,
     calibration_charts,
@@ -39,6 +40,7 @@ from boxcov.report.verdict import LEVEL, first_records, headline, sentences
 from boxcov.report.viewer import pack, viewer_methods
 from boxcov.version import __version__
 
+MAX_GROUPS = 200  # classes in a table
 SCRIPTS = ("data.js", "stage.js", "details.js", "viewer.js", "start.js")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
@@ -96,14 +98,14 @@ def page(
     links = "".join(f'<a href="#{part.id}">{escape(part.title)}</a>' for part in parts)
     return Template(_asset("page.html")).substitute(
         policy=_POLICY,
-        title=escape(study.title),
+        title=printable(escape(study.title)),
         style=_asset("page.css"),
         links=links,
         verdict=_verdict(study),
-        sections="".join(part.html for part in parts),
+        sections=printable("".join(part.html for part in parts)),
         version=escape(__version__),
         today=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        data=_embed_json(data),
+        data=_embed_json(_printable_values(data)),
         script="\n".join(_asset(name) for name in SCRIPTS),
     )
 
@@ -181,12 +183,17 @@ def _calibration(study: Study) -> Section | None:
 
 
 def _groups(method: Method) -> Iterator[tuple[str, Any]]:
-    """Yield name and rows of each class, and of each range, that has boxes."""
+    """Yield name and rows of each class, and of each range, that has boxes.
+
+    Of more than ``MAX_GROUPS`` classes those with most boxes.
+    """
     records = method.records
-    parts = class_groups(records)
+    classes = class_groups(records)
+    least = sorted(map(len, classes.values()))[-MAX_GROUPS:][0] if classes else 0
+    parts = dict([one for one in classes.items() if len(one[1]) >= least][:MAX_GROUPS])
     if {"x", "y"} <= set(records.fields):
         parts |= range_groups(records)
-    return ((name, rows) for name, rows in parts.items() if rows.any())
+    return ((name, rows) for name, rows in parts.items() if len(rows))
 
 
 def _curves(study: Study) -> Section | None:
@@ -238,6 +245,15 @@ def _text(name: str) -> str:
 
 def _asset(name: str) -> str:
     return (files("boxcov.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _printable_values(value: Any) -> Any:
+    """Return a JSON value whose texts cannot change the direction or order of what is shown."""
+    if isinstance(value, dict):
+        return {key: _printable_values(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_printable_values(entry) for entry in value]
+    return printable(value) if isinstance(value, str) else value
 
 
 def _embed_json(data: object) -> str:

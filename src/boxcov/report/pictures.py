@@ -29,6 +29,7 @@ from boxcov.outlines import (
     risk_colors,
     side_bands,
 )
+from boxcov.plain_text import short_name
 from boxcov.report.study import thin_points
 
 Array = NDArray[Any]
@@ -36,6 +37,7 @@ OBJECT, PREDICTION, UNCERTAIN = "#2ca02c", "#d62728", "#e07b00"
 OBJECT_FILL = (0.17, 0.63, 0.17)
 POINTS = "#8a919c"
 MANY_BOXES = 40  # from this number on the text is small
+MAX_BOXES = 1000  # in one picture: more take minutes, and nobody can tell them apart
 LOW_SCORE = 0.3  # boxes without a risk are dashed below it
 GAUSS = float(np.sqrt(-2 * np.log(1 - 0.9)))  # sigmas of the ellipse that holds 90 %
 
@@ -51,22 +53,30 @@ class Shown:
     widths: Array | None = None  # (m, D) half widths of the region
     covariance: Array | None = None  # (m, D, D) drawn where there are no half widths
     names: Sequence[str] = ()  # m classes
+    total: int = 0  # boxes of the frame, of which m are shown
 
     @staticmethod
     def of(found: Detections | Records, level: float = 0.9) -> Shown:
-        """Return what is shown of detections, or of records at the first level above ``level``."""
+        """Return what is shown of detections, or of records at the first level above ``level``.
+
+        Of more than ``MAX_BOXES`` boxes those of the highest scores are shown.
+        """
+        total = len(found)
+        if total > MAX_BOXES:
+            scores = found.scores if isinstance(found, Records) else found.numpy()["scores"]
+            found = found[np.sort(np.argsort(-scores, kind="stable")[:MAX_BOXES])]
         classes = [found.classes[int(label)] for label in found.labels]
         if isinstance(found, Records):
             widths = found.regions
             if widths is not None:
                 widths = widths[:, next(i for i, one in enumerate(LEVELS) if one >= level)]
             arrays = (found.boxes, found.scores, found.risk, widths, found.covariance)
-            return Shown(found.fields, *arrays, classes)
+            return Shown(found.fields, *arrays, classes, total)
         of = found.numpy()
         has_region = found.region_widths is not None
         widths = found.region(level).detach().cpu().numpy() if has_region else None
         arrays = (of["boxes"], of["scores"], of.get("risk"), widths, of.get("covariance"))
-        return Shown(found.fields, *arrays, classes)
+        return Shown(found.fields, *arrays, classes, total)
 
     @property
     def colors(self) -> list[Any]:
@@ -142,6 +152,14 @@ def draw_from_above(axes: Any, shown: Shown, points: Array, truth: Array) -> Non
     middle, half = (low + high) / 2, float((high - low).max()) / 2
     limits = {"xlim": middle[0] + [-half, half], "ylim": middle[1] + [-half, half]}
     axes.set(**limits, aspect="equal", xlabel="x [m]", ylabel="y [m]")
+    _say_total(axes, shown)
+
+
+def _say_total(axes: Any, shown: Shown) -> None:
+    """Write into the picture that it does not show all boxes."""
+    if shown.total > len(shown.scores):
+        text = f"the {len(shown.scores):,} boxes of the highest scores, of {shown.total:,}"
+        axes.annotate(text, (0.01, 0.01), xycoords="axes fraction", fontsize=8)
 
 
 def _draw_box(axes: Any, box: Array, color: Any, dash: str, width: float) -> None:
@@ -174,12 +192,13 @@ def draw_image(axes: Any, shown: Shown, image: Array | None, truth: Array) -> No
         axes.invert_yaxis()
     for box in truth:
         _draw_upright_box(axes, box, OBJECT, 1.5)
+    _say_total(axes, shown)
     sides = columns(shown.fields, IMAGE)
     boxes = np.asarray(shown.boxes, dtype=float)[:, sides]
     for box, color, text, name in zip(boxes, shown.colors, shown.texts, shown.names):
         _draw_upright_box(axes, box, color, 1.8 if text else 0.5)
         if text:
-            _annotate(axes, box, f"{name} {text}", color)
+            _annotate(axes, box, f"{escape_math(name)} {text}", color)
     if shown.widths is not None:
         widths = np.where(shown.is_doubtful[:, None], np.nan, shown.widths[:, sides])
         for band in side_bands(boxes, widths):
@@ -195,7 +214,7 @@ def _annotate(axes: Any, box: Array, text: str, color: Any) -> None:
     axes.text(
         max(box[0], 0) + 2,
         max(box[1], 0) + 2,
-        plain_text(text),
+        text,
         color=color,
         fontsize=6.5,
         va="top",
@@ -222,14 +241,13 @@ def write_plot(
         figure.savefig(temporary, dpi=90, format="png")
 
 
-def plain_text(name: str) -> str:
-    """Return a name that matplotlib draws as it is: $ is no mathematics, control has no glyph.
+def escape_math(name: str) -> str:
+    """Return a name that matplotlib draws as it is: $ is no mathematics.
 
-    >>> plain_text("$x_1$")
+    >>> escape_math("$x_1$")
     '\\\\$x_1\\\\$'
     """
-    shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in name)
-    return shown.replace("$", r"\$")
+    return short_name(name).replace("$", r"\$")
 
 
 def _draw_upright_box(axes: Any, box: Array, color: Any, width: float, dash: Any = "-") -> None:

@@ -34,7 +34,8 @@ def format_value(value: Any, digits: int = 3) -> str:
     if isinstance(value, (float, np.floating)):
         if not np.isfinite(value):
             return "–" if np.isnan(value) else str(value)
-        return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
+        is_whole = 10**digits <= abs(value) < 1e15
+        return f"{value:,.0f}" if is_whole else f"{value:.{digits}g}"
     return str(value)
 
 

@@ -13,7 +13,7 @@ from boxcov.detectors.weight_file import State, load_weights, read_weights
 from boxcov.detectors.yolox.config import Config
 from boxcov.detectors.yolox.detector import YOLOX
 from boxcov.errors import BoxcovError, BoxcovWarning, join_names
-from boxcov.input_file import reading
+from boxcov.input_file import MAX_CLASSES, reading
 
 _SHORT_NAMES = {  # of the pyramid's modules, in files with folded weights
     "lateral0": "lateral_conv0",
@@ -25,7 +25,6 @@ _SHORT_NAMES = {  # of the pyramid's modules, in files with folded weights
     "bu1": "bu_conv1",
     "c3n4": "C3_n4",
 }
-_MAX_CLASSES = 1 << 16
 _STEM = "backbone.backbone.stem.conv.conv.weight"
 _STEM_NORM = "backbone.backbone.stem.conv.bn"
 _NORMALISED = 50.0  # mean square of inputs below which they were not 0 to 255
@@ -115,9 +114,9 @@ def _config(state: State, classes: Sequence[str] | None, path: Path) -> Config:
     }
     count, depth = len(named), max(len(bottlenecks), 1)
     # a YOLOX has 12 bottlenecks of two convolutions per step of depth
-    if count > _MAX_CLASSES or 24 * depth > len(state):
+    if count > MAX_CLASSES or 24 * depth > len(state):
         raise BoxcovError(
-            f"{path}: {count} classes (at most {_MAX_CLASSES} are read) and a depth of {depth} "
+            f"{path}: {count} classes (at most {MAX_CLASSES} are read) and a depth of {depth} "
             f"with {len(state)} tensors: not a YOLOX"
         )
     if classes is None:
