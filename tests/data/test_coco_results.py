@@ -163,11 +163,11 @@ def test_unwritable_results_are_refused(frames: coco.Coco, tmp_path: Path) -> No
         ),
         (
             [replace(f, boxes=f.boxes * torch.nan) for f in found],
-            "frame 11: the box of 4 boxes is not finite",
+            "frame 11: the position or size of 4 of 4 boxes is not finite",
         ),
         (
             [replace(f, scores=f.scores * torch.nan) for f in found],
-            "frame 11: the score of 4 boxes is not finite",
+            "frame 11: the score of 4 of 4 boxes is not finite",
         ),
         ([replace(f, classes=("cat", "horse", "dog")) for f in found], "frame 11: no class horse"),
         (found[:2], "detections of 2 frames for 3 frames"),

@@ -123,7 +123,7 @@ def test_results_that_cannot_be_written_leave_the_old_file(root: Path, tmp_path:
     wrong = {
         "detections of 3 frames for 4": good[:3],
         "detections of more frames": [*good, good[0]],
-        "frame sample-0: the box of 1 boxes is not finite": [
+        "frame sample-0: the position or size of 1 of 3 boxes is not finite": [
             replace(good[0], boxes=nan),
             *good[1:],
         ],

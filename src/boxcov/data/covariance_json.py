@@ -182,22 +182,6 @@ def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def check_finite(name: str, what: str, values: Tensor) -> None:
-    """Raise if a value is not finite, which JSON cannot express.
-
-    >>> check_finite("000007", "score", torch.tensor([[0.5], [torch.nan]]))
-    Traceback (most recent call last):
-    ...
-    boxcov.errors.BoxcovError: frame 000007: the score of 1 boxes is not finite (box 1: [nan])
-    """
-    bad = (~values.isfinite()).flatten(1).any(1).nonzero()[:, 0].tolist()
-    if bad:
-        raise BoxcovError(
-            f"frame {name}: the {what} of {len(bad)} boxes is not finite "
-            f"(box {bad[0]}: {values[bad[0]].tolist()})"
-        )
-
-
 def nine_digits(values: Tensor) -> list[list[float]]:
     """Return rows of numbers with float32's digits: a third of the text of float64.
 

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from boxcov.box_layout import IMAGE, SPACE
-from boxcov.data.covariance_json import check_finite
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 from boxcov.export.covariance_choice import CovarianceKind, check_known, select_covariance
@@ -92,7 +91,7 @@ def poses(
     >>> pose["pose"]["position"], len(pose["covariance"]), pose["covariance"][35]
     ({'x': 1.0, 'y': 1.0, 'z': 1.0}, 36, 1.0)
     """
-    boxes = _finite_boxes(detections, SPACE).tolist()
+    boxes = _boxes_of(detections, SPACE).tolist()
     C = _selected_covariance(detections, covariance, ("x", "y", "z", "yaw"))
     rows = _in_pose_order(C, (0, 1, 2, 5), tilt_variance)
     return [
@@ -147,7 +146,7 @@ def detection2d_array(
     >>> message["bbox"]["center"]["position"], message["results"][0]["pose"]["covariance"][:2]
     ({'x': 4.0, 'y': 7.0}, [0.5, 0.0])
     """
-    corners = _finite_boxes(detections, IMAGE)
+    corners = _boxes_of(detections, IMAGE)
     _check_one_frame(detections)
     top = header(frame_id, stamp)
     C = _selected_covariance(detections, covariance, IMAGE)
@@ -314,7 +313,7 @@ def _selected_covariance(
     return C
 
 
-def _finite_boxes(detections: Detections, fields: tuple[str, ...]) -> Tensor:
+def _boxes_of(detections: Detections, fields: tuple[str, ...]) -> Tensor:
     """The boxes (m, f) of some fields, in float64 on the CPU."""
     missing = [name for name in fields if name not in detections.fields]
     if missing:
@@ -323,10 +322,7 @@ def _finite_boxes(detections: Detections, fields: tuple[str, ...]) -> Tensor:
             f"{' '.join(detections.fields)}, without {', '.join(missing)}"
         )
     index = [detections.fields.index(name) for name in fields]
-    boxes = detections.boxes.detach().cpu().double()[:, index]
-    frame = str(int(detections.frame[0])) if len(detections) else ""
-    check_finite(frame, "box", boxes)
-    return boxes
+    return detections.boxes.detach().cpu().double()[:, index]
 
 
 def _check_one_frame(detections: Detections) -> None:

@@ -170,7 +170,7 @@ def _draw_bar_charts(charts: Sequence[BarChart]) -> Any | None:
         drawn = ax.barh(range(len(values)), values, height=0.65, color=colours)
         texts = [_escape(bar.text) for bar in chart.bars]
         ax.bar_label(drawn, texts, padding=4, fontsize=8)
-        names = [_escape(bar.name) for bar in chart.bars]
+        names = [_escape(bar.name, MAX_NAME // 2) for bar in chart.bars]
         ax.set_yticks(range(len(values)), names, fontsize=8)
         ax.invert_yaxis()
         ax.set(xscale="log", xlim=(10.0**low, 10.0 ** (high + 0.4 * (high - low))))
@@ -194,6 +194,6 @@ def _draw_scene(study: Study, frame: int) -> Any | None:
     return figure
 
 
-def _escape(name: str) -> str:
+def _escape(name: str, length: int = MAX_NAME) -> str:
     """Keep matplotlib from hiding names that begin with _."""
-    return escape_math(name).lstrip("_") or " "
+    return escape_math(name, length).lstrip("_") or " "

@@ -29,7 +29,7 @@ from boxcov.outlines import (
     risk_colors,
     side_bands,
 )
-from boxcov.plain_text import short_name
+from boxcov.plain_text import MAX_NAME, short_name
 from boxcov.report.study import thin_points
 
 Array = NDArray[Any]
@@ -241,13 +241,13 @@ def write_plot(
         figure.savefig(temporary, dpi=90, format="png")
 
 
-def escape_math(name: str) -> str:
-    """Return a name that matplotlib draws as it is: $ is no mathematics.
+def escape_math(name: str, length: int = MAX_NAME) -> str:
+    """Return a short name that matplotlib draws as it is: $ is no mathematics.
 
     >>> escape_math("$x_1$")
     '\\\\$x_1\\\\$'
     """
-    return short_name(name).replace("$", r"\$")
+    return short_name(name, length).replace("$", r"\$")
 
 
 def _draw_upright_box(axes: Any, box: Array, color: Any, width: float, dash: Any = "-") -> None:

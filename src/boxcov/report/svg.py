@@ -7,7 +7,7 @@ from html import escape
 
 import numpy as np
 
-from boxcov.plain_text import short_name
+from boxcov.plain_text import MAX_NAME, short_name
 from boxcov.report.charts import COLOURS, BarChart, Line, LineChart
 
 WIDTH, HEIGHT = 330, 240
@@ -78,7 +78,7 @@ def draw_bar_chart(chart: BarChart) -> str:
         length = scale * (np.log10(bar.value) - low) if bar.value > 0 else 1.5
         shape = f'x="{NAME_WIDTH}" y="{y}" width="{length:.1f}" height="16" rx="2"'
         parts += [
-            _text("name", NAME_WIDTH - 8, y + 12, short_name(bar.name, length=30), "end"),
+            _text("name", NAME_WIDTH - 8, y + 12, short_name(bar.name, MAX_NAME // 2), "end"),
             f'<rect class="{style_class(bar.style)}" {shape}>',
             f"<title>{escape(bar.name)}</title></rect>",
             _text("value", NAME_WIDTH + length + 6, y + 12, bar.text),

@@ -36,7 +36,9 @@ class Blobs:
 
     def add(self, array: Array, dtype: str) -> int:
         """Return the number of the array."""
-        text = base64.b64encode(np.ascontiguousarray(array, dtype).tobytes()).decode()
+        with np.errstate(over="ignore"):  # beyond float32
+            content = np.ascontiguousarray(array, dtype).tobytes()
+        text = base64.b64encode(content).decode()
         return self._numbers.setdefault(text, len(self._numbers))
 
     @property

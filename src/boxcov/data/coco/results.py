@@ -12,7 +12,6 @@ from torch import Tensor
 
 from boxcov.data.coco.sequence import Coco
 from boxcov.data.covariance_json import (
-    check_finite,
     covariance_meta,
     covariance_rows,
     nine_digits,
@@ -118,8 +117,6 @@ def _in_image(name: str, found: Detections, scale: float) -> Detections:
             f"{' '.join(IMAGE_FIELDS)}"
         )
     boxes, J = to_image(found.boxes[:, :4], scale)
-    check_finite(name, "box", boxes)
-    check_finite(name, "score", found.scores[:, None])
     return propagate(found.to("cpu"), boxes, J, _RESULT_SOURCES)
 
 
