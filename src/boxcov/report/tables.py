@@ -34,8 +34,9 @@ def format_value(value: Any, digits: int = 3) -> str:
     if isinstance(value, (float, np.floating)):
         if not np.isfinite(value):
             return "–" if np.isnan(value) else str(value)
-        is_whole = 10**digits <= abs(value) < 1e15
-        return f"{value:,.0f}" if is_whole else f"{value:.{digits}g}"
+        size = float(abs(value))
+        is_long = 10.0**digits <= size < 1e15
+        return f"{value:,.0f}" if is_long else f"{value:.{digits}g}"
     return str(value)
 
 
