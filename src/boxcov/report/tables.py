@@ -34,7 +34,7 @@ def format_value(value: Any, digits: int = 3) -> str:
     if isinstance(value, (float, np.floating)):
         if not np.isfinite(value):
             return "–" if np.isnan(value) else str(value)
-        size = float(abs(value))
+        size = abs(float(value))
         is_long = 10.0**digits <= size < 1e15
         return f"{value:,.0f}" if is_long else f"{value:.{digits}g}"
     return str(value)
