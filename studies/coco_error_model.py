@@ -21,18 +21,18 @@ import numpy as np
 import torch
 
 from boxcov import ExactGLM, Posterior, fit
+from boxcov.box_layout import log_variances
 from boxcov.data import coco
 from boxcov.detections import PART_BELOW, Detections
 from boxcov.detectors import yolox
 from boxcov.error_model.calibrate import fit_error_model, predict_frames
-from boxcov.error_model.training import TrainingOptions
+from boxcov.error_model.network import TrainingOptions
 from boxcov.evaluate.covariance_metrics import LEVELS, covariance_metrics
 from boxcov.evaluate.ground_truth import match_detections
 from boxcov.evaluate.intervals import bootstrap
 from boxcov.evaluate.probability_metrics import region_coverage
 from boxcov.evaluate.quality import auroc
 from boxcov.evaluate.records import Records
-from boxcov.image_border import log_variances
 
 N_TRAIN = 118_287  # images that YOLOX was trained on
 FOLDS = 5

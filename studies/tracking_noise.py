@@ -20,7 +20,7 @@ from boxcov.concatenation import concatenate
 from boxcov.data.simulated import CLASSES
 from boxcov.error_model.calibrate import fit_error_model
 from boxcov.error_model.model import ErrorModel
-from boxcov.error_model.training import TrainingOptions
+from boxcov.error_model.network import TrainingOptions
 from boxcov.evaluate.ground_truth import GroundTruth, match_detections
 from boxcov.export.tracker import MEASURED, TrackerSettings
 

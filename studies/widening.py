@@ -36,8 +36,8 @@ from boxcov.detectors import centerpoint
 from boxcov.error_model.calibrate import fit_error_model
 from boxcov.error_model.inputs import box_inputs, frame_certainty
 from boxcov.error_model.model import ErrorModel
+from boxcov.error_model.network import TrainingOptions
 from boxcov.error_model.regions import conformal_quantiles
-from boxcov.error_model.training import TrainingOptions
 from boxcov.error_model.unusual_frames import certainty_bound
 from boxcov.evaluate.probability_metrics import calibration_error
 from boxcov.evaluate.records import Records

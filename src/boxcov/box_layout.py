@@ -1,19 +1,33 @@
-"""Names of the box fields that boxcov knows, and where they are in a detector's boxes."""
+"""Names of the box fields that boxcov knows, where they are in a box, and sides that are clipped.
+
+A detector clips sides of image boxes at the border of the image. A clipped side does not move with
+the weights: its variance is 0, which says nothing about its error. The label is clipped, too, so
+the error is censored: known if the object ends inside the image, else unknown.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+import torch
+from torch import Tensor
 
 from boxcov.errors import BoxcovError
 
 SPACE = ("x", "y", "z", "w", "l", "h", "yaw")  # metres and radians
 PLANE = ("x", "y", "w", "l", "yaw")
 IMAGE = ("x1", "y1", "x2", "y2")  # pixels
+MIN_VARIANCE = 1e-30
 
 
 def columns(fields: Sequence[str], names: Sequence[str]) -> list[int]:
     """Return the columns of ``names`` in boxes with these fields."""
     return [list(fields).index(name) for name in names]
+
+
+def has_layout(fields: Sequence[str], names: Sequence[str]) -> bool:
+    """Return whether boxes with these fields have all of ``names``."""
+    return set(names) <= set(fields)
 
 
 def find_layout(
@@ -31,7 +45,47 @@ def find_layout(
     boxcov.errors.BoxcovError: a plot takes boxes of x1 y1 x2 y2 or x y w l yaw; these are x y
     """
     for names in layouts:
-        if set(names) <= set(fields):
+        if has_layout(fields, names):
             return names
     known = " or ".join(" ".join(names) for names in layouts)
     raise BoxcovError(f"{reader} takes boxes of {known}; these are {' '.join(fields)}")
+
+
+def clipped_sides(fields: Sequence[str], boxes: Tensor, variances: Tensor) -> Tensor:
+    """Return which numbers (m, D) of boxes are sides clipped at the image border.
+
+    These are the sides x1, y1, x2, y2 with a variance of exactly 0. A box without any variance
+    counts only if it begins in the corner of the image: some methods know no spread of a box.
+
+    >>> boxes = torch.tensor([[0.0, 5.0, 9.0, 8.0], [2.0, 5.0, 9.0, 8.0]])
+    >>> variances = torch.tensor([[0.0, 1.0, 2.0, 1.0], [0.0, 0.0, 0.0, 0.0]])
+    >>> clipped_sides(("x1", "y1", "x2", "y2"), boxes, variances).nonzero().tolist()
+    [[0, 0]]
+    """
+    if not has_layout(fields, IMAGE):
+        return torch.zeros_like(variances, dtype=torch.bool)
+    index = columns(fields, IMAGE)
+    fixed = variances[:, index] == 0  # (m, 4)
+    fills_image = (boxes[:, index[:2]] == 0).all(1)
+    fixed = fixed & (~fixed.all(1) | fills_image).unsqueeze(1)
+    by_name = dict(zip(IMAGE, fixed.unbind(1)))
+    other = torch.zeros_like(fills_image)
+    return torch.stack([by_name.get(name, other) for name in fields], 1)
+
+
+def log_variances(fields: Sequence[str], variances: Tensor, clipped: Tensor) -> Tensor:
+    """Return the logs (m, D) of variances; clipped sides have the mean log of the box's other ones.
+
+    So a clipped side does not stand out; 0 for a box whose sides are all clipped.
+
+    >>> clipped = torch.tensor([[True, False, False, False]])
+    >>> log_variances(("x1", "y1", "x2", "y2"), torch.tensor([[0.0, 1.0, 1.0, 1.0]]), clipped)
+    tensor([[0., 0., 0., 0.]])
+    """
+    logs = variances.clamp(min=MIN_VARIANCE).log()
+    if not has_layout(fields, IMAGE):
+        return logs
+    index = columns(fields, IMAGE)
+    free = ~clipped[:, index]
+    mean = (logs[:, index] * free).sum(1) / free.sum(1).clamp(min=1)
+    return torch.where(clipped, mean.unsqueeze(1), logs)

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from boxcov.box_layout import clipped_sides
 from boxcov.detection_meta import check_meta, check_summary
 from boxcov.errors import BoxcovError, join_names
 from boxcov.files import to_json, write_safetensors
-from boxcov.image_border import clipped_sides
 from boxcov.input_file import MAX_CLASSES, MAX_FIELDS, MAX_FRAMES, conform, open_tensors
 from boxcov.result_check import check_result
 from boxcov.version import __version__

@@ -20,7 +20,7 @@ from boxcov.data import batched, shapes
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.error_model import training
 from boxcov.error_model.calibrate import fit_error_model, predict_frames
-from boxcov.error_model.training import TrainingOptions
+from boxcov.error_model.network import TrainingOptions
 from boxcov.evaluate.ground_truth import match_detections
 from boxcov.evaluate.quality import auroc
 from boxcov.evaluate.records import Records

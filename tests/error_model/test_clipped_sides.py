@@ -12,7 +12,7 @@ from boxcov.detections import Detections
 from boxcov.error_model.calibrate import fit_error_model
 from boxcov.error_model.inputs import box_inputs
 from boxcov.error_model.model import ErrorModel
-from boxcov.error_model.training import TrainingOptions
+from boxcov.error_model.network import TrainingOptions
 from boxcov.evaluate.records import Records
 from helpers.clipped_cases import as_detections, clipped_boxes
 

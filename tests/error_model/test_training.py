@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from boxcov.error_model import training
-from boxcov.error_model.network import Outputs
-from boxcov.error_model.training import Targets, TrainingOptions, fit_network, frame_folds
+from boxcov.error_model.network import Outputs, Targets, TrainingOptions, fit_network, frame_folds
 
 OUTPUTS = Outputs(thresholds=2, fields=2, has_heading=True)
 DOF = (3.0, 8.0)

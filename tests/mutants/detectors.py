@@ -139,7 +139,7 @@ DETECTORS = [
     ),
     Mutant(
         "clipped sides are censored in the metrics",
-        "image_border.py",
+        "box_layout.py",
         "fixed = variances[:, index] == 0  # (m, 4)",
         "fixed = variances[:, index] < 0",
         "evaluate/test_clipped_sides.py::test_metrics_of_clipped_gaussian_errors_are_known",
@@ -147,7 +147,7 @@ DETECTORS = [
     Mutant(
         "clipped sides are inputs of the error model",
         "error_model/inputs.py",
-        'inputs |= {f"clipped {name}": columns[name] for name in SIDES}',
+        'inputs |= {f"clipped {name}": columns[name] for name in IMAGE}',
         "pass",
         "error_model/test_clipped_sides.py::test_a_clipped_side_is_an_input_and_hides_no_variance",
     ),

@@ -12,14 +12,14 @@ MONITOR = "test_monitor.py::"
 ERROR_MODELS = [
     Mutant(
         "members are clipped apart",
-        "error_model/training.py",
+        "error_model/network.py",
         "squares.sum(0).sqrt()",
         "squares.sum().sqrt().expand(squares.shape[1])",
         f"{TRAINING}test_frames_of_a_fold_never_reach_its_member[8]",
     ),
     Mutant(
         "a member never sees its fold",
-        "error_model/training.py",
+        "error_model/network.py",
         "(folds != k).nonzero()",
         "(folds >= 0).nonzero()",
         f"{TRAINING}test_frames_of_a_fold_never_reach_its_member[0]",
@@ -68,7 +68,7 @@ ERROR_MODELS = [
     ),
     Mutant(
         "a box without any spread is not clipped",
-        "image_border.py",
+        "box_layout.py",
         "(~fixed.all(1) | fills_image)",
         "(fixed.any(1) | fills_image)",
         "evaluate/test_clipped_sides.py::test_a_box_without_any_spread_is_not_clipped",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from boxcov import GLM, MCGLM, MCI, BoxcovWarning, ExactGLM, fit
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.predict import exact, mcglm_route
+from boxcov.predict import exact, mcglm
 from boxcov.predict.linearize import short_way
 from boxcov.predict.route import State, Verdict, judge_boxes, judge_weights, rounding_tolerance
 from oracles.dense import relative
@@ -147,13 +147,13 @@ def test_wrong_tangents_are_refused_with_one_warning(tiny, deep, train_frames, m
     inputs = torch.cat([train_frames[i][0] for i in range(4)])
     expected = MCGLM(tiny, deep, 4)(inputs).covariance
     assert len(expected) >= 8
-    original = mcglm_route.DirectionRouter._fast
+    original = mcglm.DirectionRouter._fast
 
     def wrong(self, point, staged):
         fast = original(self, point, staged)
         return None if fast is None else (2 * fast[0], 2 * fast[1])
 
-    monkeypatch.setattr(mcglm_route.DirectionRouter, "_fast", wrong)
+    monkeypatch.setattr(mcglm.DirectionRouter, "_fast", wrong)
     model = MCGLM(tiny, deep, 4)
     with pytest.warns(BoxcovWarning, match=r"propagated tangents differ from vmap\(jvp\)") as seen:
         found = [model(inputs).covariance for _ in range(2)]

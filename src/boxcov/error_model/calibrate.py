@@ -17,17 +17,19 @@ from boxcov.concatenation import concatenate
 from boxcov.detections import Detections
 from boxcov.error_model.inputs import box_inputs, stack_inputs
 from boxcov.error_model.model import LIMIT, ErrorModel, not_finite
-from boxcov.error_model.network import Outputs, fit_student, missing_noise
-from boxcov.error_model.regions import class_range_index, fit_regions
-from boxcov.error_model.training import (
+from boxcov.error_model.network import (
     FOLDS,
     Ensemble,
+    Outputs,
     Progress,
     Targets,
     TrainingOptions,
     fit_network,
+    fit_student,
     frame_folds,
+    missing_noise,
 )
+from boxcov.error_model.regions import class_range_index, fit_regions
 from boxcov.error_model.unusual_frames import certainty_bound, fit_widening
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.ground_truth import GroundTruth, match_detections
@@ -271,8 +273,7 @@ def _held_out_outputs(fitted: Ensemble, x: Tensor, folds: Tensor) -> Tensor:
     y = torch.empty(len(x), network.linear.shape[2])
     with torch.no_grad():
         for k in range(int(folds.max()) + 1):
-            member = network.with_parameters([p[k : k + 1] for p in network.parameters()])
-            y[folds == k] = member(x[folds == k])[0]
+            y[folds == k] = network.member(k)(x[folds == k])[0]
     return y
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from boxcov.box_layout import IMAGE, MIN_VARIANCE, log_variances
 from boxcov.detections import Detections
-from boxcov.image_border import MIN_VARIANCE, SIDES, log_variances
 
 _MIN_SCORE = 1e-4
 _NEAR = 3.0  # radius of the neighbourhood: metres, or sides of an image box
@@ -166,7 +166,7 @@ def covariance_inputs(found: Detections) -> _Columns:
     inputs = {f"variance {name}": log for name, log in zip(found.fields, logs.unbind(1))}
     if "x1" in found.fields:
         columns = dict(zip(found.fields, clipped.float().unbind(1)))
-        inputs |= {f"clipped {name}": columns[name] for name in SIDES}
+        inputs |= {f"clipped {name}": columns[name] for name in IMAGE}
     if found.score_variance is not None:
         inputs["variance logit"] = found.score_variance.float().clamp(min=MIN_VARIANCE).log()
     return inputs

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from boxcov.box_layout import log_variances
 from boxcov.errors import BoxcovError, import_package
 from boxcov.evaluate.quality import accurate_iou
 from boxcov.evaluate.records import Records
-from boxcov.image_border import log_variances
 
 Array = NDArray[Any]
 PENALTIES = (1.0, 30.0, 1000.0)

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcov.box_layout import IMAGE, PLANE, SPACE
+from boxcov.box_layout import IMAGE, PLANE, SPACE, columns, has_layout
 from boxcov.errors import BoxcovError
-from boxcov.evaluate.matching import has_fields, iou_2d, iou_3d, iou_bev, select_fields
+from boxcov.evaluate.matching import iou_2d, iou_3d, iou_bev
 
 Array = NDArray[Any]
 DIRECTIONS, RADII = 128, 2
@@ -76,17 +76,17 @@ def relative_covariance(
             f"boxes and covariances have shapes {boxes.shape} and {covariance.shape}, "
             f"expected (n, {D}) and (n, {D}, {D})"
         )
-    if has_fields(fields, IMAGE):
-        edges = select_fields(fields, IMAGE, boxes)
+    if has_layout(fields, IMAGE):
+        edges = boxes[:, columns(fields, IMAGE)]
         sizes = edges[:, 2:] - edges[:, :2]
         J = _selection_jacobian(fields, IMAGE, len(boxes))
         with np.errstate(divide="ignore", invalid="ignore"):
             J = J / np.tile(sizes, 2)[:, :, None]
-    elif has_fields(fields, PLANE):
-        axes = ("l", "w", "h") if has_fields(fields, SPACE) else ("l", "w")
-        sizes = select_fields(fields, axes, boxes)
+    elif has_layout(fields, PLANE):
+        axes = ("l", "w", "h") if has_layout(fields, SPACE) else ("l", "w")
+        sizes = boxes[:, columns(fields, axes)]
         J = _selection_jacobian(fields, (*"xyz"[: len(axes)], *axes, "yaw"), len(boxes))
-        yaw = select_fields(fields, ("yaw",), boxes)
+        yaw = boxes[:, columns(fields, ("yaw",))]
         x, y = J[:, 0].copy(), J[:, 1].copy()
         J[:, 0], J[:, 1] = np.cos(yaw) * x + np.sin(yaw) * y, np.cos(yaw) * y - np.sin(yaw) * x
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -8,11 +8,11 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcov.box_layout import IMAGE
+from boxcov.box_layout import IMAGE, has_layout
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.ground_truth import GroundTruth, match_detections
-from boxcov.evaluate.matching import has_fields, pair_classes
+from boxcov.evaluate.matching import pair_classes
 from boxcov.evaluate.records import Records
 
 Array = NDArray[Any]
@@ -165,7 +165,7 @@ def _miss_probability(fields: tuple[str, ...], truth: GroundTruth, missed: Array
     In images, of a similar size.
     """
     boxes = truth.columns(fields)
-    if has_fields(fields, IMAGE):
+    if has_layout(fields, IMAGE):
         x1, y1, x2, y2 = (boxes[:, fields.index(name)] for name in IMAGE)
         place = (x2 - x1) * (y2 - y1)
     else:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from boxcov.box_layout import IMAGE, PLANE, SPACE
+from boxcov.box_layout import IMAGE, PLANE, SPACE, columns, has_layout
 from boxcov.detectors.boxes import rotated_intersection
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.records import Records
@@ -72,7 +72,7 @@ def match(
     ([0.6], [1.0], [[1.0, 0.0, 0.0, 0.0, 0.0]])
     """
     fields, classes = tuple(fields), tuple(classes)
-    if not (has_fields(fields, PLANE) or has_fields(fields, IMAGE)):
+    if not (has_layout(fields, PLANE) or has_layout(fields, IMAGE)):
         raise BoxcovError(
             f"boxes with fields {fields} cannot be paired with objects: "
             f"they need {' '.join(PLANE)}, or {' '.join(IMAGE)}"
@@ -193,9 +193,9 @@ def pair_classes(
     """
     boxes, scores, labels, frame = predictions
     truth_boxes, truth_labels, truth_frame = objects
-    in_image = has_fields(fields, IMAGE)
+    in_image = has_layout(fields, IMAGE)
     names = IMAGE if in_image else ("x", "y")
-    shape, truth_shape = (select_fields(fields, names, b) for b in (boxes, truth_boxes))
+    shape, truth_shape = (b[:, columns(fields, names)] for b in (boxes, truth_boxes))
     pair = np.full(len(boxes), -1)
     for label in np.unique(labels):
         rows, others = np.flatnonzero(labels == label), np.flatnonzero(truth_labels == label)
@@ -208,26 +208,16 @@ def pair_classes(
 
 def _iou(fields: tuple[str, ...], boxes: Array, truth: Array) -> Array:
     for names, iou in ((IMAGE, iou_2d), (SPACE, iou_3d), (PLANE, iou_bev)):
-        if has_fields(fields, names):
-            return iou(select_fields(fields, names, boxes), select_fields(fields, names, truth))
+        if has_layout(fields, names):
+            return iou(boxes[:, columns(fields, names)], truth[:, columns(fields, names)])
     raise AssertionError(fields)  # match has checked the fields
 
 
 def _centres(fields: tuple[str, ...], boxes: Array) -> Array:
-    if has_fields(fields, IMAGE):
-        corners = select_fields(fields, IMAGE, boxes)
+    if has_layout(fields, IMAGE):
+        corners = boxes[:, columns(fields, IMAGE)]
         return (corners[:, :2] + corners[:, 2:]) / 2
-    return select_fields(fields, tuple(name for name in ("x", "y", "z") if name in fields), boxes)
-
-
-def has_fields(fields: tuple[str, ...], names: tuple[str, ...]) -> bool:
-    """Return whether ``fields`` contain all of ``names``."""
-    return all(name in fields for name in names)
-
-
-def select_fields(fields: tuple[str, ...], names: tuple[str, ...], boxes: Array) -> Array:
-    """Return the fields ``names`` (n, d) of boxes (n, D), in that order."""
-    return boxes[:, [fields.index(name) for name in names]]
+    return boxes[:, columns(fields, [name for name in ("x", "y", "z") if name in fields])]
 
 
 def _check_shapes(shape: tuple[int, ...], **arrays: Array | None) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from boxcov.image_border import LOW_SIDES, clipped_sides
+from boxcov.box_layout import IMAGE, clipped_sides
 
 Array = NDArray[Any]
 PERIODS: Mapping[str, float] = {"yaw": 2 * pi}  # fields that wrap around
@@ -96,7 +96,7 @@ class Records:
             if name in self.fields:
                 column = self.fields.index(name)
                 difference[:, column] = (difference[:, column] + period / 2) % period - period / 2
-        outward = np.array([1.0 if name in LOW_SIDES else -1.0 for name in self.fields])
+        outward = np.array([1.0 if name in IMAGE[:2] else -1.0 for name in self.fields])
         difference[self.clipped & (outward * difference >= -_NEAR_BORDER)] = np.nan
         return difference
 

@@ -18,7 +18,7 @@ from boxcov.error_model.calibrate import (
     widen,
 )
 from boxcov.error_model.model import ErrorModel
-from boxcov.error_model.training import FOLDS, Progress, TrainingOptions
+from boxcov.error_model.network import FOLDS, Progress, TrainingOptions
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.covariance_metrics import LEVELS
 from boxcov.evaluate.ground_truth import match_detections

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from boxcov._torch.layers import at_least_float32
 from boxcov._torch.process_state import matrix_precision
+from boxcov.box_layout import log_variances
 from boxcov.detections import PART_BELOW, Detections
 from boxcov.detector import Detector, part_modules
-from boxcov.image_border import log_variances
 from boxcov.posterior.kronecker_block import MEMORY
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.forward_mode.derivatives import (

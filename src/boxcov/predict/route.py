@@ -1,6 +1,6 @@
 """The routers decide how a frame is computed: the rules and all states are here.
 
-The decisions of ExactGLM are in ``exact.py``, those of MCGLM in ``mcglm_route.py``.
+The decisions of ExactGLM are in ``exact.py``, those of MCGLM in ``mcglm.py``.
 
 A router holds one ``Verification`` per fast engine and chooses among them on the first boxes:
 
@@ -9,7 +9,7 @@ engine                      verified against
 ==========================  ====================================================================
 ``InstanceEngine``          ``decode()``: equal boxes, equal gradients
 ``StagedHead``, exact       ``InstanceEngine``, for every kind of box (``exact.py``)
-``StagedHead``, directions  vmap(jvp), for every kind of box (``mcglm_route.py``)
+``StagedHead``, directions  vmap(jvp), for every kind of box (``mcglm.py``)
 ``TangentPropagation``      vmap(jvp)
 ``StaticGraph``             the plain pass, bit for bit
 ==========================  ====================================================================
