@@ -10,19 +10,16 @@ n_out outputs of one group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import wraps
 from math import prod
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-P = ParamSpec("P")
-R = TypeVar("R")
 _CONVOLUTIONS: dict[Any, int] = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
 _TRANSPOSED: dict[Any, int] = {
     torch.conv_transpose1d: 1,
@@ -300,18 +297,14 @@ def pad(x: Tensor, padding: tuple[tuple[int, int], ...]) -> Tensor:
 # the precision of products
 
 
-def full_precision(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate ``function`` to run without torch.autocast."""
-
-    @wraps(function)
-    def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-        with ExitStack() as stack:
-            for kind in kinds:
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Run a block, or the function that it decorates, without torch.autocast."""
+    with ExitStack() as stack:
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
-            return function(*args, **kwargs)
-
-    return run
+        yield
 
 
 def at_least_float32(x: Tensor) -> Tensor:

@@ -133,7 +133,7 @@ def predict_frames(
     return concatenate(found), GroundTruth.from_frames(targets)
 
 
-@full_precision
+@full_precision()
 @torch.inference_mode(False)
 @torch.enable_grad()
 def fit_error_model(

@@ -75,7 +75,7 @@ class ErrorModel:
         x = stack_inputs(dict(inputs), self.inputs)
         return ((x - self.centre) / self.spread).clamp(-LIMIT, LIMIT)
 
-    @full_precision
+    @full_precision()
     def apply(
         self, found: Detections, check: bool = True, free: Mapping[str, Tensor] | None = None
     ) -> Detections:

@@ -75,7 +75,7 @@ class GradientMoments:
         self.frames += len(losses)
         self.is_partial = False
 
-    @full_precision
+    @full_precision()
     def _add_frame(self, gradients: dict[str, Tensor]) -> None:
         for name, block in self.kfac_posterior.blocks.items():
             gradient = block.layer.matrix(gradients).to(block.Q.vectors)

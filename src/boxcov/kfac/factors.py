@@ -157,7 +157,7 @@ class InputFactors:
         self._pending, self._is_finished = {}, True
         return not self._was_changed
 
-    @full_precision
+    @full_precision()
     def _compute(self, pending: list[tuple[int, LayerCall, int]], has_bias: bool) -> None:
         numbers, calls, versions = zip(*pending)
         self._was_changed |= any(call.x._version != v for call, v in zip(calls, versions))
@@ -167,7 +167,7 @@ class InputFactors:
         self.terms |= zip(numbers, terms)
 
 
-@full_precision
+@full_precision()
 def output_terms(Ds: Sequence[Tensor], batched: bool) -> list[Term]:
     """Return the term of H of each of the gradients (B, G, n_out, T)."""
     if not batched:

@@ -105,7 +105,7 @@ def _check(posterior: Posterior, error: float) -> None:
         )
 
 
-@full_precision
+@full_precision()
 def _compress_factor(
     factor: Eigendecomposition, floor: Tensor, max_delta: float
 ) -> tuple[Eigendecomposition, float]:

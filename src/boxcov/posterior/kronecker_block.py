@@ -228,7 +228,7 @@ def determined_weights(block: KroneckerBlock, n_data: float, tau: float) -> floa
     return float((precision / (precision + tau)).sum())
 
 
-@full_precision
+@full_precision()
 def layer_covariance(a: Tensor, d: Tensor, block: KroneckerBlock, variances: Tensor) -> Tensor:
     """Return what one layer contributes to the covariance ``J Sigma J^T`` of g boxes (g, D, D).
 

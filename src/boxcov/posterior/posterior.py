@@ -193,7 +193,7 @@ class Posterior:
         variances = self.variances(name).double()
         return float(variances.max() / variances.min())
 
-    @full_precision
+    @full_precision()
     def sample(self, count: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """Return ``count`` samples eta ~ N(0, Sigma), (count, *shape) by parameter name.
 
@@ -244,7 +244,7 @@ class Posterior:
     def _cholesky(self) -> dict[str, tuple[Tensor, Tensor]]:
         return {name: block.cholesky(self.jitter) for name, block in self.blocks.items()}
 
-    @full_precision
+    @full_precision()
     def quadratic(self, gradients: Mapping[str, Tensor]) -> Tensor:
         """Return ``J Sigma J^T`` (..., D, D) of gradients (..., D, *shape) by parameter name.
 

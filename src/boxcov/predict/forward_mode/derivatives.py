@@ -148,7 +148,7 @@ def _are_same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(one[name] is other[name] for name in other)
 
 
-@full_precision
+@full_precision()
 def sample_covariance(A: Tensor) -> Tensor:
     """The centred sample covariance (m, D, D) of k columns (m, D, k): equations (16) and (17).
 
