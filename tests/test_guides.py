@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from boxcov.error_model import training
+from boxcov.error_model import network
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -34,7 +34,7 @@ def test_the_code_of_a_page_runs(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(training, "EPOCHS", 2)  # the quality of an error model is tested elsewhere
+    monkeypatch.setattr(network, "EPOCHS", 2)  # the quality of an error model is tested elsewhere
     scope = run(page)
     found = scope.get("found")
     assert found is None or found.covariance.shape[1:] == (len(found.fields),) * 2

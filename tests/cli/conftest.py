@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from boxcov.error_model import training
+from boxcov.error_model import network
 
 
 @pytest.fixture(scope="module", autouse=True)
 def few_epochs() -> Iterator[None]:
     """Error models of two epochs: their quality is tested in tests/error_model."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "EPOCHS", 2)
+        patch.setattr(network, "EPOCHS", 2)
         yield
 
 

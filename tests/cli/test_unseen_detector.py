@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from boxcov import MCGLM, Detections, ExactGLM, FitOptions, Posterior, fit
-from boxcov.error_model import training
+from boxcov.error_model import network
 from boxcov.pipeline.detectors import load_detector
 from helpers import token_detector
 from helpers.command_line import boxcov
@@ -28,7 +28,7 @@ def run(words: str) -> str:
 def few_epochs() -> Iterator[None]:
     """More than in the other files: what the error model is worth is tested here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "EPOCHS", 10)
+        patch.setattr(network, "EPOCHS", 10)
         yield
 
 

@@ -18,7 +18,7 @@ from boxcov import MCGLM, MCI, BoxcovError, Detections, ExactGLM, Posterior, cal
 from boxcov.concatenation import concatenate
 from boxcov.data import batched, shapes
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.error_model import training
+from boxcov.error_model import network
 from boxcov.error_model.calibrate import fit_error_model, predict_frames
 from boxcov.error_model.network import TrainingOptions
 from boxcov.evaluate.ground_truth import match_detections
@@ -32,7 +32,7 @@ ABOUT = {"estimator": "exact", "fingerprint": "", "options": TrainingOptions(wid
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "EPOCHS", 2)
+    monkeypatch.setattr(network, "EPOCHS", 2)
 
 
 @pytest.fixture(scope="module")

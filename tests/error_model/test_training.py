@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from boxcov.error_model import training
+from boxcov.error_model import network
 from boxcov.error_model.network import Outputs, Targets, TrainingOptions, fit_network, frame_folds
 
 OUTPUTS = Outputs(thresholds=2, fields=2, has_heading=True)
@@ -44,12 +44,12 @@ def folds_of(n: int, members: int = 3) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def fitted() -> training.Ensemble:
+def fitted() -> network.Ensemble:
     x, targets, _ = synthetic(4000)
     return fit_network(x, targets, folds_of(4000), OUTPUTS, TrainingOptions(widths=(0,)))
 
 
-def test_scales_of_a_known_law_are_recovered(fitted: training.Ensemble) -> None:
+def test_scales_of_a_known_law_are_recovered(fitted: network.Ensemble) -> None:
     x, _, law = synthetic(2000, seed=1)
     y = fitted.network(x).mean(0)
     gap = OUTPUTS.log_scale(y) - law["log_scale"]
@@ -59,7 +59,7 @@ def test_scales_of_a_known_law_are_recovered(fitted: training.Ensemble) -> None:
     assert not any(p.requires_grad for p in fitted.network.parameters())
 
 
-def test_probabilities_are_calibrated_on_new_boxes(fitted: training.Ensemble) -> None:
+def test_probabilities_are_calibrated_on_new_boxes(fitted: network.Ensemble) -> None:
     x, _, law = synthetic(4000, seed=2)
     y = fitted.network(x)
     found = {
@@ -87,7 +87,7 @@ def test_the_linear_model_is_chosen_for_a_linear_law() -> None:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "EPOCHS", 4)
+    monkeypatch.setattr(network, "EPOCHS", 4)
 
 
 @pytest.mark.usefixtures("short")
@@ -97,7 +97,7 @@ def test_frames_of_a_fold_never_reach_its_member(
 ) -> None:
     """The epoch is chosen on all held-out frames, so it is fixed here: the last one."""
     losses = iter(range(10**6, 0, -1))
-    monkeypatch.setattr(training, "_held_out_loss", lambda *args: float(next(losses)))
+    monkeypatch.setattr(network, "_held_out_loss", lambda *args: float(next(losses)))
     x, targets, _ = synthetic(300)
     folds = folds_of(300)
     before = fit_network(x, targets, folds, OUTPUTS, TrainingOptions(widths=(width,))).network
@@ -122,7 +122,7 @@ def test_progress_counts_the_epochs_of_all_widths() -> None:
     calls: list[tuple[int, int]] = []
     options = TrainingOptions((0, 4), progress=lambda done, total: calls.append((done, total)))
     fit_network(x, targets, folds_of(100), OUTPUTS, options)
-    total = 2 * training.EPOCHS
+    total = 2 * network.EPOCHS
     assert calls == [(done, total) for done in range(1, total + 1)]
 
 

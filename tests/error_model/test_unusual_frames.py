@@ -12,7 +12,7 @@ import torch
 from boxcov import BoxcovError, Detections, ExactGLM, Posterior, calibrate
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.error_model import training
+from boxcov.error_model import network
 from boxcov.error_model.inputs import frame_certainty
 from boxcov.error_model.regions import LEVELS
 from boxcov.error_model.unusual_frames import GATE, certainty_bound, fit_widening
@@ -107,13 +107,13 @@ def test_stress_frames_like_the_usual_ones_are_refused() -> None:
 
 @pytest.fixture(scope="module")
 def widened(small: TinyCenter, small_posterior: Posterior, calibration_frames: list) -> Predictor:
-    before = training.EPOCHS
-    training.EPOCHS = 4
+    before = network.EPOCHS
+    network.EPOCHS = 4
     try:
         stress = faded(list(shapes.frames(count=60, seed=13)), 0.45)
         return calibrate(ExactGLM(small, small_posterior), calibration_frames, stress=stress)
     finally:
-        training.EPOCHS = before
+        network.EPOCHS = before
 
 
 def test_calibrate_widens_where_frames_are_unusual(widened: Predictor) -> None:
