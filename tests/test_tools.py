@@ -10,6 +10,7 @@ from email.message import Message
 from importlib.metadata import distributions
 from pathlib import Path
 from types import ModuleType
+from xml.etree import ElementTree
 from zipfile import ZipFile
 
 import pytest
@@ -32,6 +33,7 @@ def load_tool(name: str) -> ModuleType:
 
 
 licences, wheel, hashes, results = map(load_tool, ("licences", "wheel", "hashes", "results"))
+slow_tests = load_tool("slow_tests")
 notebook, release = load_tool("notebook"), load_tool("release")
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 
@@ -210,6 +212,31 @@ def test_a_table_block_is_replaced(tmp_path: Path) -> None:
     assert "old" not in once
     assert once.startswith("before\n<!-- table speed -->")
     assert results.updated(once, tmp_path) == once
+
+
+def test_the_report_of_the_slow_tests_becomes_a_table() -> None:
+    def case(name: str, inner: str = "", **properties: str) -> str:
+        told = "".join(f'<property name="{k}" value="{v}"/>' for k, v in properties.items())
+        return f'<testcase classname="t" name="{name}"><properties>{told}</properties>{inner}'
+
+    hostile = "90 damaged files of 7 kinds: 80 refused by name, 10 read; 5 were no regular file; "
+    cases = [
+        case("test_kills_of_train", train="5 kills, 3 finished runs; stored at a kill: [(0, 5)]"),
+        case("test_twenty", outcome=f"{hostile}3.28 s and 389 MiB at most", cost="{}"),
+        case("test_memory", soak="exact: 70 frames, 28 boxes, 450 s, +0.01 MiB after the first 5"),
+        case(f"{slow_tests.MUTANT}[a]"),
+        case(f"{slow_tests.MUTANT}[b]", "<failure/>"),
+        case("test_upstream", "<skipped/>"),
+    ]
+    text = f'<testsuite time="3013.4">{"</testcase>".join(cases)}</testcase></testsuite>'
+    assert slow_tests.rows(ElementTree.fromstring(text)) == [
+        ["boxcov train, SIGKILL", 5, "3 runs finished, equal to an uninterrupted one"],
+        ["hostile files, 7 kinds", 90, "80 refused by name, 10 read; 3.28 s and 389 MiB at most"],
+        ["of these pipes, devices, folders, links", 5, "refused by name, or not what is read"],
+        ["ExactGLM frames in one process", 70, "+0.01 MiB after the first 500"],
+        ["mutants of the source", 2, "1 detected by a test, 1 not detected"],
+        ["all slow tests", 6, "50 minutes: 4 passed, 1 failed, 1 skipped"],
+    ]
 
 
 def test_the_command_line_page_lists_every_command() -> None:
