@@ -99,7 +99,7 @@ def test_printed_summary(tmp_path) -> None:
     assert prior.startswith("prior precision: auto, ")
     assert prior.endswith("(0 layers set by the frames, 1 by the size of the weights)")
     assert "the frames set it where they determine at least half of a layer's" in words[0]
-    assert "the prior is as wide as the weights are large" in words[1]
+    assert "prior is as wide as the weights are large" in words[1]
     assert second.startswith("factors 0.0")
     assert third.startswith("largest condition number of the covariance: ")
     assert third.endswith(" in head.shared.0")

@@ -154,10 +154,8 @@ class Posterior:
             return f"{span}, one per layer"
         by_evidence = len(set(self.meta[EVIDENCE_LAYERS].split(",")) & set(self.blocks))
         others = len(self.blocks) - by_evidence
-        return (
-            f"auto, {span} ({by_evidence} layers set by the frames, {others} by the size of the "
-            "weights)"
-        )
+        how = f"{by_evidence} layers set by the frames, {others} by the size of the weights"
+        return f"auto, {span} ({how})"
 
     @property
     def parameters(self) -> list[str]:
