@@ -2,7 +2,7 @@
 
     python examples/tracking.py --seconds 20 --out tracks.png
 
-Needs ``pip install boxcov[tracking,cli]``. Each box has its own noise R from the error model. The
+Needs ``pip install stonesoup matplotlib``. Each box has its own noise R from the error model. The
 picture shows the last frame in the world: objects in green, tracks in blue with their way so far,
 the 3 sigma ellipse of their position, and an arrow for the velocity.
 """

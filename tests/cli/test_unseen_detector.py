@@ -72,7 +72,7 @@ def test_a_stream_has_the_same_boxes(folder: Path, calibrated: Path) -> None:
 
 
 def test_the_onnx_file_holds_the_error_model(folder: Path, calibrated: Path) -> None:
-    runtime = pytest.importorskip("onnxruntime", reason="pip install 'boxcov[onnx]'")
+    runtime = pytest.importorskip("onnxruntime", reason="pip install onnxruntime")
     own = f"--detector python:{folder}/mine.py:build --reader python:{folder}/mine.py:read"
     words = f"{own} --posterior {calibrated} --example {folder}/images/0.pt"
     run(f"export {words} --boxes 20 --out {folder}/mine.onnx")  # exact, as it was calibrated

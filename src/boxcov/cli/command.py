@@ -5,15 +5,17 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
 from signal import SIGTERM
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from boxcov.errors import did_you_mean
 from boxcov.pipeline.options.option import INPUT, METHOD, OUTPUT, Help, Interval
 from boxcov.pipeline.terminal import say
 
@@ -123,8 +125,8 @@ def _parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
     is_path = Path in (hint, *get_args(hint))
     metavar = shown.metavar or ("FILE" if is_path else _metavar(hint))
     parser = _parser(hint)
-    if parser is not None:
-        hint = str
+    if _choices(hint) and float in get_args(hint):
+        hint = str  # typer knows no number or word
     if shown.is_argument:
         info = typer.Argument(help=shown.text, metavar=metavar, rich_help_panel=shown.panel)
     else:
@@ -143,15 +145,21 @@ def _parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
     )
 
 
-def _metavar(hint: Any) -> str | None:
-    """Return the word for a value in the help text; None shows the choices, or nothing.
+def _metavar(hint: Any) -> str:
+    """Return the word for a value in the help text, or its choices.
 
-    >>> _metavar(float | None), _metavar(list[int]), _metavar(bool)
-    ('NUMBER', 'N', '')
+    >>> _metavar(float | None), _metavar(list[int]), _metavar(bool), _metavar(Literal["jvp", "fd"])
+    ('NUMBER', 'N', '', 'jvp|fd')
     """
     kinds = (hint, *get_args(hint))
     words = {bool: "", int: "N", float: "NUMBER", str: "TEXT"}
-    return next((word for kind, word in words.items() if kind in kinds), None)
+    return next((word for kind, word in words.items() if kind in kinds), "|".join(_choices(hint)))
+
+
+def _choices(hint: Any) -> list[str]:
+    """Return the words that a ``Literal`` in a type accepts."""
+    literals = [kind for kind in (hint, *get_args(hint)) if get_origin(kind) is Literal]
+    return [word for literal in literals for word in get_args(literal)]
 
 
 def _limits(interval: Interval | None) -> str:
@@ -165,11 +173,29 @@ def _limits(interval: Interval | None) -> str:
 
 
 def _parser(hint: Any) -> Callable[[str], float | str] | None:
-    """Return the parser of ``float | Literal[...]``, a type that typer does not know."""
-    if float not in get_args(hint):
+    """Return the parser of a number, a choice, or either; None for other types.
+
+    >>> _parser(int | None)("7"), _parser(float | Literal["auto"])("auto"), _parser(str)
+    (7, 'auto', None)
+    """
+    choices = _choices(hint)
+    numbers: dict[Callable[[str], float], str] = {int: "an integer", float: "a number"}
+    number = next((kind for kind in numbers if kind in (hint, *get_args(hint))), None)
+    if number is None and not choices:
         return None
-    words = [word for inner in get_args(hint) for word in get_args(inner)]
-    return (lambda text: text if text in words else float(text)) if words else None
+    allowed = [*choices, *([] if number is None else [numbers[number]])]
+
+    def parse(text: str) -> float | str:
+        if text in choices:
+            return text
+        with suppress(ValueError):
+            if number is not None:
+                return number(text)
+        raise typer.BadParameter(
+            f"{text!r} is not {' or '.join(allowed)}{did_you_mean(text, choices)}."
+        )
+
+    return parse
 
 
 def _value(name: str, hint: Any, values: Mapping[str, Any]) -> Any:
