@@ -13,6 +13,7 @@ from scipy.optimize import linear_sum_assignment
 from tracking_boxes import Drive
 from tracking_noise import NEAR, P_LEAST, Noise
 
+from boxcov.evaluate.intervals import bootstrap
 from boxcov.export.tracker import Tracker, TrackerSettings
 
 THRESHOLDS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # of P(object) of a track
@@ -112,6 +113,18 @@ def judge(row: Row, state: np.ndarray) -> dict[str, Any]:
         one |= {f"{name} nll": nll / 2, f"{name} square": e @ e}
     one["nll"] = sum(one[f"{name} nll"] for name in GROUPS)
     return one
+
+
+def cell(values: list[float], identity: np.ndarray, name: str) -> str:
+    """Return a mean, or the root of a mean square, with an interval over objects."""
+    column = np.array(values)
+
+    def statistic(rows: np.ndarray) -> float:
+        mean = float(np.nanmean(column[rows]))
+        return mean**0.5 if name.endswith("square") else mean
+
+    interval = bootstrap(statistic, identity)
+    return f"{statistic(np.arange(len(column))):.2f} [{interval.low:.2f}, {interval.high:.2f}]"
 
 
 def mota(count: dict[str, float]) -> float:

@@ -164,7 +164,7 @@ def pair(found: Detections, target: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(box[near]), torch.from_numpy(thing[near])
 
 
-def tracker_settings(drives: list[Drive], noise: Noise) -> TrackerSettings:
+def tracker_settings(drives: list[Drive], noise: Noise, rate: int = RATE) -> TrackerSettings:
     """Return settings from the objects' motion and from the boxes' errors, without tracking.
 
     ``persistence`` and ``fading`` follow from the correlation of errors between frames.
@@ -176,9 +176,9 @@ def tracker_settings(drives: list[Drive], noise: Noise) -> TrackerSettings:
     power = float(w.square().mean())
     near, later = (correlation(pairs, w, lag) / power for lag in (1, 4))
     ratio = min(max(near / max(later, 1e-3), 1.05), 20.0)
-    fading = 3 / RATE / log(ratio)
-    lasts = min(max(near * exp(1 / RATE / fading), 0.05), 0.95)
-    acceleration, turning = motion(drives)
+    fading = 3 / rate / log(ratio)
+    lasts = min(max(near * exp(1 / rate / fading), 0.05), 0.95)
+    acceleration, turning = motion(drives, rate)
     return TrackerSettings(acceleration, turning, persistence=lasts, fading=fading)
 
 
@@ -192,7 +192,7 @@ def correlation(pairs: Pairs, w: Tensor, lag: int) -> float:
     return float((w[both] * w[other[both]]).mean())
 
 
-def motion(drives: list[Drive]) -> tuple[dict[str, float], float]:
+def motion(drives: list[Drive], rate: int) -> tuple[dict[str, float], float]:
     """Return the density of the acceleration by class, and that of the yaw rate."""
     steps: dict[int, list[float]] = {}
     turns: list[float] = []
@@ -206,9 +206,9 @@ def motion(drives: list[Drive]) -> tuple[dict[str, float], float]:
             for number, label in zip(target["ids"].tolist(), target["labels"].tolist()):
                 if number in last:
                     step = now[number] - last[number]
-                    steps.setdefault(label, []).append(float(step[:2].square().mean()) * RATE)
+                    steps.setdefault(label, []).append(float(step[:2].square().mean()) * rate)
                     turn = torch.remainder(step[2] + torch.pi, 2 * torch.pi) - torch.pi
-                    turns.append(float(turn) ** 2 * RATE)
+                    turns.append(float(turn) ** 2 * rate)
             last = now
     density = {CLASSES[label]: max(float(np.mean(v)), 1e-3) for label, v in steps.items()}
     return density, float(np.mean(turns))

@@ -40,7 +40,7 @@ import torch
 from registration import ego_poses
 from torch import Tensor
 from tracking_boxes import TUNE, Drive, load, save
-from tracking_metrics import accumulate, counts, idf1, mota, pairs, run
+from tracking_metrics import accumulate, cell, counts, idf1, mota, pairs, run
 from tracking_noise import Noise, collect_pairs, with_variances
 
 from boxcov import ExactGLM, Posterior
@@ -50,7 +50,6 @@ from boxcov.data.poses import Pose
 from boxcov.detectors import centerpoint
 from boxcov.error_model.calibrate import fit_error_model
 from boxcov.evaluate.ground_truth import GroundTruth, match_detections
-from boxcov.evaluate.intervals import bootstrap
 from boxcov.export.tracker import TrackerSettings
 from boxcov.pipeline.kitti_axes import TO_KITTI, frame_to_nuscenes
 
@@ -188,18 +187,6 @@ def judge(
         rows.append([name, R, fitted, *cells, *last])
         print(rows[-1], {n: int(c) for n, c in count.items()}, flush=True)
     return rows, f"{name}: {len(common)} states of {len(set(identity))} objects"
-
-
-def cell(values: list[float], identity: np.ndarray, name: str) -> str:
-    """Return a mean, or the root of a mean square, with an interval over objects."""
-    column = np.array(values)
-
-    def statistic(rows: np.ndarray) -> float:
-        mean = float(np.nanmean(column[rows]))
-        return mean**0.5 if name.endswith("square") else mean
-
-    interval = bootstrap(statistic, identity)
-    return f"{statistic(np.arange(len(column))):.2f} [{interval.low:.2f}, {interval.high:.2f}]"
 
 
 def main() -> None:
