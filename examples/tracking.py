@@ -1,6 +1,7 @@
-"""Track the boxes of a simulated drive with Stone Soup, and draw the tracks with their ellipses.
+"""Track the boxes of a drive with Stone Soup, and draw the tracks with their ellipses.
 
     python examples/tracking.py --seconds 20 --out tracks.png
+    python examples/tracking.py --nuscenes ROOT --out tracks.png
 
 Needs ``pip install stonesoup matplotlib``. Each box has its own noise R from the error model. The
 picture shows the last frame in the world: objects in green, tracks in blue with their way so far,
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 
 import boxcov
-from boxcov.data import simulated
+from boxcov.data import nuscenes, simulated
 from boxcov.data.poses import Pose
 from boxcov.detectors import centerpoint
 from boxcov.export.tracker import BoxTrack, Tracker
@@ -90,9 +91,13 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=20.0, help="length of the drive")
     parser.add_argument("--seed", type=int, default=0, help="random seed")
+    parser.add_argument("--nuscenes", help="root of nuScenes: its first scene, not a simulated one")
     parser.add_argument("--out", type=Path, default=Path("tracks.png"), help="picture to write")
     given = parser.parse_args()
-    drive = simulated.sequences(seed=given.seed, count=1, seconds=given.seconds)[0]
+    if given.nuscenes:
+        drive: Any = nuscenes.sequences(given.nuscenes, sweeps=3)[0][: round(2 * given.seconds)]
+    else:
+        drive = simulated.sequences(seed=given.seed, count=1, seconds=given.seconds)[0]
     draw(drive, track(drive), given.out)
 
 

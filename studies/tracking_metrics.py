@@ -115,8 +115,10 @@ def judge(row: Row, state: np.ndarray) -> dict[str, Any]:
     return one
 
 
-def cell(values: list[float], identity: np.ndarray, name: str) -> str:
-    """Return a mean, or the root of a mean square, with an interval over objects."""
+def cell(values: list[float], identity: np.ndarray, name: str) -> str | None:
+    """Return a mean, or the root of a mean square, with an interval over objects; None of none."""
+    if not values:
+        return None
     column = np.array(values)
 
     def statistic(rows: np.ndarray) -> float:

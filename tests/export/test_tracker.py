@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from math import pi
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from boxcov import Detections
+from boxcov.data import kitti, nuscenes
 from boxcov.data.poses import BOX_FIELDS, Pose
 from boxcov.errors import BoxcovError
 from boxcov.export.tracker import MEASURED, BoxTrack, Tracker, TrackerSettings
+from helpers.data_roots import real
 from helpers.error_models import make_error_model
 
 pytest.importorskip("stonesoup", reason="stonesoup is not installed")
@@ -178,6 +182,61 @@ def test_risk_decides_about_birth_and_death():
     lives = [len(one.update(thing[:0], 1.0 + 0.5 * k)) for k in range(8)]
     assert lives == sorted(lives, reverse=True)
     assert lives[-1] == 0
+
+
+# real drives: boxes that are the labels with errors of a known covariance
+
+
+def follow(drive: Any, frames: int, with_poses: bool) -> list[dict[int, BoxTrack]]:
+    """Return which track follows each identity, frame by frame."""
+    rng = torch.Generator().manual_seed(0)
+    one, found = tracker(persistence=1e-9, noise=1.0), []
+    for item in range(frames):
+        _, (target,) = drive[item]
+        place = target["boxes"] + 0.1 * torch.randn(target["boxes"].shape, generator=rng)
+        m, none = len(place), torch.zeros(len(place), dtype=torch.long)
+        C = torch.where(place.isnan(), 100.0, 0.01).diag_embed()  # KITTI has no velocities
+        seen = Detections(
+            *(place.nan_to_num(), torch.ones(m), target["labels"], none),
+            *(BOX_FIELDS, drive_classes(drive), C),
+        )
+        pose = drive.pose(item) if with_poses else None
+        tracks = one.update(seen, 1e-6 * drive.timestamp(item), pose)
+        ids = target["ids"].tolist()
+        found.append({ids[t.row]: replace(t) for t in tracks if t.row is not None})
+    return found
+
+
+def drive_classes(drive: Any) -> tuple[str, ...]:
+    return getattr(drive, "classes", nuscenes.CLASSES)
+
+
+def kept(found: list[dict[int, BoxTrack]]) -> float:
+    """Return the share of objects whose track is that of the frame before."""
+    both = [
+        before[i].number == now[i].number
+        for before, now in pairwise(found)
+        for i in before.keys() & now.keys()
+    ]
+    return float(np.mean(both))
+
+
+def test_a_real_scene_is_tracked_in_the_world():
+    (scene,) = nuscenes.sequences(real("nuscenes"), sweeps=1)
+    found = follow(scene, 5, with_poses=True)
+    assert kept(found) > 0.95
+    barriers = [t for t in found[-1].values() if nuscenes.CLASSES[t.label] == "barrier"]
+    # the ego car drives, the barriers stand
+    assert float((scene.pose(4).t - scene.pose(0).t).norm()) > 5
+    assert len(barriers) > 10
+    assert float(np.median([np.hypot(*t.mean[[1, 3]]) for t in barriers])) < 0.2
+
+
+def test_a_real_drive_without_poses_is_tracked():
+    (drive,) = kitti.sequences(real("kitti"), classes=kitti.TYPES, rate=5)
+    found = follow(drive, 10, with_poses=False)
+    assert kept(found) > 0.95
+    assert len(found[-1]) == len(drive[9][1][0]["ids"])
 
 
 # bad input
