@@ -62,6 +62,7 @@ class RealDrive(Sequence[Any]):
 
     def __init__(self, frames: Any, poses: list[Pose]) -> None:
         self.frames, self.poses = frames, poses
+        self.is_kitti = isinstance(frames, kitti.KittiDrive)
         self.targets = [self._target(number) for number in range(len(frames))]
         self._add_velocities()
 
@@ -69,8 +70,7 @@ class RealDrive(Sequence[Any]):
         return len(self.frames)
 
     def __getitem__(self, item: Any) -> Any:
-        inputs, _ = to_nuscenes(self.frames[item])
-        return inputs, [self.targets[item]]
+        return self._frame(item)[0], [self.targets[item]]
 
     def pose(self, item: int) -> Pose:
         return self.poses[item]
@@ -78,8 +78,12 @@ class RealDrive(Sequence[Any]):
     def timestamp(self, item: int) -> int:
         return int(self.frames.timestamp(item) - self.frames.timestamp(0))
 
+    def _frame(self, number: int) -> Any:
+        frame = self.frames[number]
+        return to_nuscenes(frame) if self.is_kitti else frame
+
     def _target(self, number: int) -> dict[str, Tensor]:
-        target = to_nuscenes(self.frames[number])[1][0]
+        target = self._frame(number)[1][0]
         boxes = target["boxes"]
         keep = boxes[:, :2].abs().amax(1) < RANGE
         if "points" in target:
@@ -104,15 +108,13 @@ class RealDrive(Sequence[Any]):
 
 
 def to_nuscenes(frame: Any) -> Any:
-    """Return a frame with the axes and classes of nuScenes."""
-    if "points" in frame[1][0]:  # of nuScenes itself
-        return frame
+    """Return a frame of KITTI with the axes and classes of nuScenes."""
     target = frame[1][0]
     types = [kitti.TYPES[label] for label in target["labels"]]
     names = ["Car" if name == "Van" else name for name in types]
     keep = torch.tensor([name in kitti.CLASSES for name in names], dtype=torch.bool)
     labels = [kitti.CLASSES.index(name) for name in names if name in kitti.CLASSES]
-    some = {"boxes": target["boxes"][keep], "ids": target["ids"][keep]}
+    some = {name: target[name][keep] for name in ("boxes", "ids", "points") if name in target}
     return frame_to_nuscenes((frame[0], [{**some, "labels": torch.tensor(labels).long()}]))
 
 

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from boxcov.data import kitti, simulated
 from boxcov.data.poses import Pose
+from helpers.data_roots import kitti_root
 
 pytest.importorskip("motmetrics", reason="motmetrics is not installed")
 pytest.importorskip("stonesoup", reason="stonesoup is not installed")
@@ -22,7 +24,7 @@ def study(monkeypatch: pytest.MonkeyPatch) -> Any:
     import tracking_metrics
 
     yield tracking_metrics
-    for name in ("tracking_metrics", "tracking_noise", "tracking_boxes"):
+    for name in ("tracking_metrics", "tracking_noise", "tracking_boxes", "tracking_real"):
         sys.modules.pop(name, None)
 
 
@@ -84,3 +86,22 @@ def test_amota_averages_over_recalls(study: Any):
     both = {0.9: count(50, 0), 0.1: count(0, 20)}
     late = [1 - 20 / (r * 100) for r in (0.6, 0.7, 0.8, 0.9, 1.0)]
     assert study.amota(both) == pytest.approx((5 + sum(late)) / 10)
+
+
+def test_a_kitti_drive_has_axes_and_velocities(study: Any, tmp_path: Path):
+    """The objects keep their distance from an ego car that drives 5 m per frame, straight on."""
+    import tracking_real
+
+    (drive,) = kitti.sequences(kitti_root(tmp_path, frames=3), classes=kitti.TYPES, rate=5)
+    turn = tracking_real.TO_KITTI.R.double()
+    poses = [Pose(turn, torch.tensor([5.0 * k, 0, 0]).double()) for k in range(3)]
+    real = tracking_real.RealDrive(drive, poses)
+    (cloud,), (target,) = drive[1]
+    (turned,), (found,) = real[1]
+    torch.testing.assert_close(turned[:, 1], cloud[:, 0])  # y is ahead
+    torch.testing.assert_close(found["boxes"][:, 1], target["boxes"][:, 0])
+    velocity = torch.tensor([0.0, 25.0]).expand(len(found["boxes"]), 2)
+    torch.testing.assert_close(found["boxes"][:, 7:], velocity, atol=1e-4, rtol=0)
+    names = [kitti.TYPES[label] for label in target["labels"]]
+    wanted = {"Car": "car", "Van": "car", "Cyclist": "bicycle"}
+    assert [simulated.CLASSES[i] for i in found["labels"]] == [wanted[name] for name in names]
