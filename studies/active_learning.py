@@ -41,7 +41,7 @@ import numpy as np
 import torch
 from torch import multiprocessing
 
-from boxcov import ExactGLM, Posterior, calibrate, fit, join_frames
+from boxcov import BoxcovError, ExactGLM, Posterior, calibrate, fit, join_frames
 from boxcov.concatenation import concatenate
 from boxcov.data import simulated
 from boxcov.data.augment import Augmentation
@@ -228,11 +228,16 @@ def first_detector(task: tuple[Place, int]) -> str:
     """Train the detector of a seed, and write the values of the pool's frames by each method."""
     place, seed = task
     s, path = place.settings, place.out / f"pool-{seed}.json"
+    weights = place.out / f"start-{seed}.safetensors"
+    if path.exists() and not weights.exists():
+        raise BoxcovError(
+            f"{weights}: no such file, but {path.name} was chosen with it: restore it, or delete "
+            f"{path.name} and results.jsonl to start anew"
+        )
     if path.exists():
         return f"seed {seed}: is there"
     began = time.perf_counter()
     labelled = to_device(load_set(place, f"start-{seed}")[0], place.device)
-    weights = place.out / f"start-{seed}.safetensors"
     if not weights.exists():
         centerpoint.save(train_first(labelled[: s.training], seed, place), weights)
     trained = time.perf_counter()

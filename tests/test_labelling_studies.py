@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from boxcov import BoxcovError
 from boxcov.data import simulated
 from boxcov.detectors import centerpoint
 from boxcov.detectors.centerpoint.loss import encode, frame_losses
@@ -73,6 +74,14 @@ def test_line_that_was_cut_off_is_run_again(studies: Any, tmp_path: Path) -> Non
     line = json.dumps({"job": vars(job), "AP": 0.5})
     (tmp_path / "results.jsonl").write_text(line + "\n" + line[:20])
     assert [one for one, _ in study.read_results(tmp_path)] == [job]
+
+
+def test_a_lost_first_detector_is_named(studies: Any, tmp_path: Path) -> None:
+    study = studies[0]
+    (tmp_path / "pool-1.json").write_text("{}")
+    place = study.Place(tmp_path, tmp_path, "cpu", study.Settings())
+    with pytest.raises(BoxcovError, match=r"start-1\.safetensors: no such file, but pool-1\.json"):
+        study.first_detector((place, 1))
 
 
 def test_sets_are_disjoint_and_mixed_as_the_pool(studies: Any) -> None:

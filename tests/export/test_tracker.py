@@ -86,6 +86,21 @@ def test_a_sure_box_moves_the_track_more():
     assert sure.mean[0] > 0.25 > 0.1 > vague.mean[0]
 
 
+def test_barriers_stand_unless_told_otherwise():
+    classes = ("barrier", "car")
+    frames = [
+        replace(boxes([0, 0, 0, 0, 0], [9, 0, 0, 0, 0], labels=[0, 1]), classes=classes)
+        for _ in range(6)
+    ]
+    white = {"persistence": 1e-9}
+    barrier, car = last(tracker(**white), frames)
+    assert 2 * barrier.covariance[1, 1] < car.covariance[1, 1]  # of the velocity
+    given = last(tracker(acceleration={"barrier": 1.0}, **white), frames)  # type: ignore[arg-type]
+    np.testing.assert_allclose(given[0].covariance, car.covariance)
+    every = last(tracker(acceleration=1.0, **white), frames)
+    np.testing.assert_allclose(every[0].covariance, car.covariance)
+
+
 def test_errors_that_last_are_not_averaged_away():
     frames = [boxes([0, 0, 0, 0, 0])] * 20
     still = {"acceleration": 1e-6, "turning": 1e-6}

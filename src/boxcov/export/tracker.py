@@ -31,6 +31,7 @@ _H = np.eye(5)[[STATE.index(name) for name in MEASURED]]  # (5, 5) measured fiel
 _YAW = MEASURED.index("yaw")
 _DIFFUSE = (1e4, 1e3, 1e4, 1e3, 1e1)  # variances of the state before the first box
 _MISSED = 1e6  # cost of a missed detection: a box in the gate is better
+_STANDING = {"barrier": 1e-3, "traffic_cone": 1e-3}  # classes that do not move by themselves
 _EPOCH = datetime(2000, 1, 1)
 
 
@@ -38,7 +39,8 @@ _EPOCH = datetime(2000, 1, 1)
 class TrackerSettings:
     """The settings of a tracker. Tune them on drives of your own."""
 
-    acceleration: float | Mapping[str, float] = 1.0  # density in m^2 / s^3, for all or by class
+    # density in m^2 / s^3, for all or by class; else 1, and next to nothing for barriers and cones
+    acceleration: float | Mapping[str, float] = field(default_factory=dict)
     turning: float = 0.02  # density of the yaw rate in rad^2 / s
     noise: float = 1.0  # factor of R
     persistence: float = 0.5  # share of R that successive frames have in common
@@ -181,7 +183,7 @@ class Tracker:
         """Return the predictor of a class."""
         density = self.settings.acceleration
         if isinstance(density, Mapping):
-            density = density.get(self._classes[label], 1.0)
+            density = {**_STANDING, **density}.get(self._classes[label], 1.0)
         motion = self.parts.BoxMotion((density, self.settings.turning, self.settings.fading))
         return self.parts.KalmanPredictor(motion)
 
