@@ -1,7 +1,6 @@
 """Collisions and room lost when driving past parked vehicles, as examples/margin.py plans it.
 
-python studies/tracking_boxes.py --out OUT            boxes of the set margin; resumes
-python studies/margin.py --root OUT                   the table
+python studies/margin.py --root OUT                   the table; boxes are kept in OUT
 
 The protocol, fixed before the set ``margin`` is read: the first 1,000 passes of reported, standing
 vehicles with an object, at 4 to 40 m, with the error model that boxcov ships; margins of at most
@@ -21,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tracking_boxes import PASSES, load
+from tracking_boxes import PASSES, collect, load
 
 from boxcov import Posterior
 from boxcov.detectors import centerpoint
@@ -38,13 +37,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--root", type=Path, required=True, help="folder of tracking_boxes.py")
+    parser.add_argument("--root", type=Path, required=True, help="folder of the boxes")
     parser.add_argument("--set", default=PASSES, help="name of the set")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     detector = centerpoint.load("small")
     model = Posterior.load("small", detector).error_model
     assert model is not None
+    collect(args.root, [args.set])
     drive = load(args.root, args.set)
     seen = [sight(model.apply(f), target) for f, target in zip(drive.found, drive.targets)]
     frame = torch.cat([torch.full((len(s[0]),), i) for i, s in enumerate(seen)])[:PASSES_COUNT]
@@ -82,8 +82,7 @@ def table(columns: list[torch.Tensor], frame: np.ndarray) -> list[list[Any]]:
 def write(rows: list[list[Any]], passes: int) -> None:
     content = {
         "title": f"Driving past parked vehicles: {passes} passes",
-        "command": "python studies/tracking_boxes.py --out OUT; "
-        "python studies/margin.py --root OUT",
+        "command": "python studies/margin.py --root OUT",
         "date": date.today().isoformat(),
         "machine": "one CPU thread",
         "columns": ["margin", "mean, m", "collisions per 1,000", "room lost, m"],

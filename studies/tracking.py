@@ -1,8 +1,9 @@
 """Is a Kalman filter better with each box's own noise? Simulated drives, shipped CenterPoint.
 
-python studies/tracking_boxes.py --out OUT            boxes of frames and drives; resumes
-python studies/tracking.py tune --root OUT            settings of every method, on the drives tune
-python studies/tracking.py test --root OUT            the tables, on the drives test; once
+python studies/tracking.py --root OUT
+
+It collects the boxes (tracking_boxes.py), finds the settings of every method on the drives
+``tune``, and makes the tables of the drives ``test``, once; a stopped run resumes.
 
 The protocol, fixed before the drives ``test`` are read:
 
@@ -38,7 +39,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tracking_boxes import TEST, TUNE, load
+from tracking_boxes import FIT_SEED, TEST, TUNE, collect, load
 from tracking_metrics import THRESHOLDS, Row, accumulate, amota, counts, idf1, mota, pairs, run
 from tracking_noise import Noise, methods, tracker_settings
 
@@ -56,25 +57,26 @@ SHORT = {
     OURS: OURS,
 }
 BASELINES = ("constant R", "R per class", "R from score + size", "boxcov, no covariance")
-COMMAND = (
-    "python studies/tracking_boxes.py --out OUT; python studies/tracking.py tune --root OUT; "
-    "python studies/tracking.py test --root OUT"
-)
+COMMAND = "python studies/tracking.py --root OUT"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("step", choices=("tune", "test"))
-    parser.add_argument("--root", type=Path, required=True, help="folder of tracking_boxes.py")
+    parser.add_argument("step", nargs="?", choices=("tune", "test"), help="only this one")
+    parser.add_argument("--root", type=Path, required=True, help="folder of boxes and tracks")
     parser.add_argument("--methods", nargs="*", help="only these, to share the work of tracking")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    collect(args.root, [f"fit-{FIT_SEED}-0", *TUNE, *TEST])
     noises = methods(args.root, [load(args.root, name) for name in TUNE])
     noises = {name: noises[name] for name in args.methods or noises}
-    (tune if args.step == "tune" else test)(args.root, noises)
+    if args.step != "test":
+        tune(args.root, noises)
+    if args.step != "tune":
+        test(args.root, noises)
 
 
 def tracks(root: Path, name: str, noise: Noise, key: str, settings: TrackerSettings) -> list[Row]:

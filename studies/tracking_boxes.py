@@ -1,6 +1,6 @@
-"""Boxes of the shipped CenterPoint on simulated frames and drives, for two studies.
+"""Boxes of the shipped CenterPoint on simulated frames and drives, for the studies of tracking.
 
-python studies/tracking_boxes.py --out OUT
+python studies/tracking_boxes.py --out OUT            all of them; the studies collect their own
 
 One file per set or drive; those that exist are kept, so that a stopped run resumes. The sets are
 fixed here, before any result is looked at: ``fit`` (single frames) is for error models, ``tune``
@@ -58,14 +58,20 @@ def main() -> None:
     parser.add_argument("--sets", nargs="*", default=SETS, help="names of the sets")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
-    args.out.mkdir(parents=True, exist_ok=True)
+    collect(args.out, args.sets, args.most)
+
+
+def collect(out: Path, names: Sequence[str], most: int = 10**9) -> None:
+    """Write the boxes of sets that are not there yet."""
+    out.mkdir(parents=True, exist_ok=True)
+    missing = [name for name in names if not (out / f"{name}.npz").exists()]
+    if not missing:
+        return
     detector = centerpoint.load("small")
     model = ExactGLM(detector, Posterior.load("small", detector))
-    for name in args.sets:
-        path = args.out / f"{name}.npz"
-        if not path.exists():
-            save(path, model, frames_of(name)[: args.most])
-            print(name, flush=True)
+    for name in missing:
+        save(out / f"{name}.npz", model, frames_of(name)[:most])
+        print(name, flush=True)
 
 
 def frames_of(name: str) -> Any:

@@ -1,6 +1,5 @@
 """What a Tracker gives without tuning, at 2 and at 10 Hz.
 
-python studies/tracking_boxes.py --out OUT            boxes of frames and drives; resumes
 python studies/tracking_default.py --root OUT         the table; resumes
 
 The protocol, fixed before the tracks were computed (the default motion of barriers and cones was
@@ -31,7 +30,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tracking_boxes import FAST, FAST_RATE, RATE, TUNE, Drive, load
+from tracking_boxes import FAST, FAST_RATE, RATE, TUNE, Drive, collect, load
 from tracking_metrics import accumulate, cell, counts, mota, pairs, run
 from tracking_noise import (
     Noise,
@@ -107,11 +106,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--root", type=Path, required=True, help="folder of tracking_boxes.py")
+    parser.add_argument("--root", type=Path, required=True, help="folder of boxes and tracks")
     parser.add_argument("--drives", type=int, default=3, help="how many drives")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    collect(args.root, [*TUNE, *FAST[: args.drives]])
     fast = [load(args.root, name) for name in FAST[: args.drives]]
     slow = [start(load(args.root, name)) for name in TUNE[: args.drives]]
     every = cases(args.root, fast)
@@ -128,8 +128,7 @@ def start(drive: Drive) -> Drive:
 def write(rows: list[list[Any]], drives: int, lasting: TrackerSettings) -> None:
     content = {
         "title": "Default settings",
-        "command": "python studies/tracking_boxes.py --out OUT; "
-        "python studies/tracking_default.py --root OUT",
+        "command": "python studies/tracking_default.py --root OUT",
         "date": date.today().isoformat(),
         "machine": "one CPU thread",
         "columns": [

@@ -39,7 +39,7 @@ import numpy as np
 import torch
 from registration import ego_poses
 from torch import Tensor
-from tracking_boxes import TUNE, Drive, load, save
+from tracking_boxes import TUNE, Drive, collect, load, save
 from tracking_metrics import accumulate, cell, counts, idf1, mota, pairs, run
 from tracking_noise import Noise, collect_pairs, with_variances
 
@@ -118,9 +118,8 @@ def to_nuscenes(frame: Any) -> Any:
     return frame_to_nuscenes((frame[0], [{**some, "labels": torch.tensor(labels).long()}]))
 
 
-def collect(args: argparse.Namespace) -> dict[str, Drive]:
+def real_drives(args: argparse.Namespace) -> dict[str, Drive]:
     """Return the boxes of both drives; those that exist are kept."""
-    args.out.mkdir(parents=True, exist_ok=True)
     detector = centerpoint.load("small")
     model = ExactGLM(detector, Posterior.load("small", detector))
     for name in ("nuscenes", "kitti"):
@@ -197,11 +196,12 @@ def main() -> None:
     )
     parser.add_argument("--nuscenes", required=True, help="root of nuScenes")
     parser.add_argument("--kitti", required=True, help="root of KITTI")
-    parser.add_argument("--out", type=Path, required=True, help="folder of tracking_boxes.py")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the boxes")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    drives = collect(args)
+    collect(args.out, TUNE[:3])
+    drives = real_drives(args)
     noises = methods(part(drives["nuscenes"], slice(0, FIRST)), args.out)
     simulated = {key: noise for key, noise in noises.items() if key[1] == "simulated"}
     parts = [
@@ -232,8 +232,7 @@ def write(rows: list[list[Any]], counted: list[str]) -> None:
     for name, (title, columns, cells, note) in tables.items():
         content = {
             "title": title,
-            "command": "python studies/tracking_boxes.py --out OUT; "
-            "python studies/tracking_real.py --nuscenes ROOT --kitti ROOT --out OUT",
+            "command": "python studies/tracking_real.py --nuscenes ROOT --kitti ROOT --out OUT",
             "date": date.today().isoformat(),
             "machine": "one CPU thread",
             "columns": ["drive", "R", "fitted on", *columns],
