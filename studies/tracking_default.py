@@ -84,8 +84,10 @@ def cases(root: Path, fast: list[Drive]) -> list[Case]:
 def judge(root: Path, case: Case, drives: list[Drive]) -> list[Any]:
     """Return a row of the table."""
     states, followed = [], []
+    lasts = f"{case.settings.persistence:.3f}-{case.settings.fading:.3f}"
     for number, drive in enumerate(drives):
-        path = root / "tracks" / f"{drive.name}-{case.rate}-{case.name.replace(' ', '')}.pickle"
+        name = f"{drive.name}-{case.rate}-{case.name.replace(' ', '')}-{lasts}.pickle"
+        path = root / "tracks" / name
         if not path.exists():  # else an earlier run stopped later
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(pickle.dumps(run(drive, case.noise, case.settings)))
