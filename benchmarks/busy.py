@@ -45,8 +45,8 @@ def main() -> None:
         return
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
     machine = f"2 CPU cores, torch {torch.__version__}"
-    about = {"command": "python benchmarks/busy.py", "machine": machine}
-    about["date"] = str(datetime.date.today())
+    date = str(datetime.date.today())
+    about = {"command": "python benchmarks/busy.py", "date": date, "machine": machine}
     rows = []
     for others in (0, BUSY):
         for name, policy in POLICIES.items():
