@@ -16,7 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boxcov._torch.layers import Geometry, at_least_float32, full_precision, to_matrix
+from boxcov._torch.layers import (
+    Geometry,
+    at_least_float32,
+    from_matrix,
+    full_precision,
+    to_matrix,
+)
 from boxcov.errors import BoxcovError
 from boxcov.posterior.householder import PackedFactor
 
@@ -72,6 +78,13 @@ class Layer:
         """
         bias = None if self.bias is None else at_least_float32(tensors[self.bias])
         return to_matrix(at_least_float32(tensors[self.weight]), bias, self.geometry)
+
+    def tensors(self, matrix: Tensor) -> dict[str, Tensor]:
+        """Return weight and bias of matrices (..., G, n_out, n_in), by parameter name."""
+        weight, bias = from_matrix(matrix, self.shape, self.bias is not None, self.geometry)
+        if self.bias is None or bias is None:
+            return {self.weight: weight}
+        return {self.weight: weight, self.bias: bias}
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry of this layer in the header of a file."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from boxcov._torch.layers import from_matrix, full_precision, to_matrix
+from boxcov._torch.layers import full_precision, to_matrix
 from boxcov._torch.modules import check_fingerprint
 from boxcov.detector import Detector, check_configuration
 from boxcov.error_model.model import ErrorModel, describe_error_model
@@ -211,7 +211,7 @@ class Posterior:
             raise BoxcovError(f"a posterior gives at least 1 sample, got a count of {count}")
         source = self.device if generator is None else generator.device
         seed = int(torch.randint(2**62, (), generator=generator, device=source))
-        etas = {}
+        etas: dict[str, Tensor] = {}
         for name, block in self.blocks.items():
             layer, like = block.layer, block.H.values
             layer_generator = torch.Generator(source).manual_seed(_layer_seed(seed, name))
@@ -222,10 +222,7 @@ class Posterior:
                 for _ in range(count)
             ]
             eta = self._scale(name, torch.stack(normal).to(like.device))
-            weight, bias = from_matrix(eta, layer.shape, layer.bias is not None, layer.geometry)
-            etas[layer.weight] = weight
-            if layer.bias is not None and bias is not None:
-                etas[layer.bias] = bias
+            etas |= layer.tensors(eta)
         return etas
 
     def _scale(self, name: str, xi: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from boxcov._torch.process_state import matrix_precision
 from boxcov.detections import Detections
@@ -22,7 +21,7 @@ from boxcov.predict.head.cells import group_in_blocks, plan_own_cells
 from boxcov.predict.head.covariance import head_covariance
 from boxcov.predict.head.stages import decode_result
 from boxcov.predict.head.weights import HeadWeights, build_head_weights
-from boxcov.predict.instances import InstanceEngine, check_items
+from boxcov.predict.instances import InstanceEngine, check_items, with_leaves
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
 from boxcov.predict.predictor import add_signals, detector_signals
 from boxcov.predict.route import EngineOptions
@@ -266,16 +265,14 @@ def _covariance_by_kind(
 
     used: receives the names of the weights used, in a pass that may read values; None to trace.
     """
-    leaves = tree_map_only(
-        Tensor, lambda t: t.detach().requires_grad_(t.is_floating_point()), point.raw
-    )
+    point = with_leaves(point)
     kind = static.kind
     if kind is None:
         kind = static.selection.labels.new_zeros(len(static.selection))
     n, D = point.boxes.shape
     out = point.boxes.new_zeros(n, D, D)
     for number, selection in enumerate(static.of_kind or (static.selection,)):
-        run = engine.run(*_single_group(point, leaves, selection))
+        run = engine.run(*_single_group(point, selection))
         part = engine.covariance(run)
         out = torch.where((kind == number)[:, None, None], part, out)
         if used is not None:
@@ -288,10 +285,10 @@ def _covariance_by_kind(
     return out
 
 
-def _single_group(point: LinearizationPoint, leaves: Any, selection: Selection) -> Any:
+def _single_group(point: LinearizationPoint, selection: Selection) -> Any:
     """Return the one group of instances of a selection of one kind."""
     shadow, n = point.linearized.shadow, len(point.boxes)
-    found = shadow.instances(leaves, selection)
+    found = shadow.instances(point.raw, selection)
     if found is None:
         raise BoxcovError(
             f"{type(shadow).__name__} has no instances(), which an exact covariance needs: use "
