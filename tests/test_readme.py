@@ -67,6 +67,7 @@ def test_one_command_gives_calibrated_boxes_and_pictures(tmp_path, monkeypatch) 
     (words,) = re.findall(r"^boxcov (.*?)  #", README, re.MULTILINE)
     done = run_boxcov(words.replace("--count 10", "--count 1"))
     assert done.code == 0, done.err
+    assert "boxes in 1 frame, " in done.out
     assert Detections.load("boxes.safetensors").risk.min() < 0.2
     assert Image.open("boxes.gif").size[0] >= 640
 

@@ -29,7 +29,8 @@ def predict(options: PredictCommand, as_json: AsJson = False) -> None:
     if options.estimator.posterior is None and "posterior" in report:
         say(SHIPPED_NOTE)
     boxes, frames, milliseconds = report["boxes"], report["frames"], report["milliseconds"]
-    say(f"{boxes} boxes in {frames} frames, {milliseconds:.0f} ms per frame (median)")
+    pace = f"{frames} frames, {milliseconds:.0f} ms per frame (median)"
+    say(f"{boxes} boxes in {pace if frames > 1 else f'1 frame, {milliseconds:.0f} ms'}")
     if boxes and report["risk"] is None:
         say(f"uncertainty (trace): median {report['uncertainty']:.3g}")
     if boxes:
