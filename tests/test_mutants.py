@@ -5,6 +5,7 @@ Each mutant is one small change to a copy of the project, with the test that mus
 
 from __future__ import annotations
 
+import ast
 import compileall
 import itertools
 import os
@@ -91,6 +92,14 @@ def test_the_changes_are_changes_of_this_code() -> None:
     for mutant in MUTANTS:
         compile(mutated(mutant, (ROOT / mutant.path).read_text()), mutant.path, "exec")
     assert len({(mutant.path, mutant.old, mutant.new) for mutant in MUTANTS}) == len(MUTANTS)
+
+
+def test_every_mutant_names_a_test() -> None:
+    for mutant in MUTANTS:
+        path, _, name = mutant.test.partition("::")
+        tree = ast.parse((ROOT / "tests" / path).read_text())
+        functions = [node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        assert name.partition("[")[0] in functions, f"{mutant.promise}: no test {mutant.test}"
 
 
 @pytest.mark.slow

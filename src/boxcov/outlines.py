@@ -97,7 +97,9 @@ def corners(boxes: Array) -> Array:
 
 
 def ellipse(mean: Array, covariance: Array, sigmas: float, points: int = 60) -> Array:
-    """Return the outline (points, 2) at ``sigmas`` standard deviations of a 2D Gaussian.
+    """Return the outline (..., points, 2) at ``sigmas`` standard deviations of 2D Gaussians.
+
+    mean: (..., 2). covariance: (..., 2, 2).
 
     >>> np.abs(ellipse(np.zeros(2), np.eye(2), 3.0)).max().round(2).item()
     3.0
@@ -105,5 +107,6 @@ def ellipse(mean: Array, covariance: Array, sigmas: float, points: int = 60) -> 
     values, vectors = np.linalg.eigh(covariance)
     angle = np.linspace(0, 2 * np.pi, points)
     circle = np.stack([np.cos(angle), np.sin(angle)])
-    line: Array = mean + sigmas * (vectors @ (np.sqrt(values.clip(min=0))[:, None] * circle)).T
+    half_axes = vectors * np.sqrt(values.clip(min=0))[..., None, :]
+    line: Array = mean[..., None, :] + sigmas * (half_axes @ circle).swapaxes(-1, -2)
     return line

@@ -77,6 +77,31 @@ def test_risk_is_shown_by_colour_and_label() -> None:
     assert logged["risk/mean"].scalars.as_arrow_array().to_pylist() == [0.5]
 
 
+def test_both_corners_have_their_ellipses() -> None:
+    pytest.importorskip("rerun", reason="rerun-sdk is not installed")
+    logged: dict[str, Any] = {}
+    found = in_image(3)
+    log(found, recording=SimpleNamespace(log=logged.__setitem__))
+    lines = np.array(logged["image/epistemic/3_sigma"].strips.as_arrow_array().to_pylist())
+    assert lines.shape == (6, 60, 2)
+    assert np.allclose(
+        lines[:, :-1].mean(1), found.boxes.reshape(3, 2, 2).swapaxes(0, 1).reshape(-1, 2)
+    )
+    highest = lines.max(1) - lines.mean(1)
+    deviations = found.covariance.diagonal(dim1=1, dim2=2).sqrt().reshape(3, 2, 2)
+    expected = 3 * deviations.swapaxes(0, 1).reshape(-1, 2).numpy()
+    np.testing.assert_allclose(highest, expected, rtol=0.05)
+
+
+@pytest.mark.parametrize("name", ["\x1b[31m\u202e\u2028$x$", "W" * 100_000])
+def test_hostile_names_are_recorded(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("rerun", reason="rerun-sdk is not installed")
+    for number, found in enumerate((in_space(3), in_image(3), in_image(0))):
+        classes = tuple(f"{name}{i}" for i in range(len(found.classes)))
+        write_rrd(tmp_path / f"{number}.rrd", replace(found, classes=classes))
+        assert (tmp_path / f"{number}.rrd").stat().st_size < 400_000
+
+
 def test_frames_are_logged_live(tmp_path: Path) -> None:
     rr = pytest.importorskip("rerun", reason="rerun-sdk is not installed")
     recording = rr.RecordingStream("boxcov_test")

@@ -57,6 +57,22 @@ def test_boxes_of_another_origin_have_no_covariance(sv: Any) -> None:
     assert len(from_supervision(sv.Detections.empty())) == 0
 
 
+def test_a_long_class_name_does_not_fill_the_memory(sv: Any) -> None:
+    """numpy gives every name the width of the longest."""
+    found = replace(in_image(5), classes=("x" * 4096, "dog"))
+    names = found.to_supervision().data["class_name"]
+    assert names.itemsize <= 4 * 60
+    assert names.tolist()[1] == "dog"
+    assert Detections.from_supervision(found.to_supervision()).classes == found.classes
+
+
+@pytest.mark.parametrize("number", [10**9, -1])
+def test_a_class_id_of_no_class_is_refused(sv: Any, number: int) -> None:
+    plain = sv.Detections(xyxy=np.array([[1.0, 2, 3, 4]]), class_id=np.array([number]))
+    with pytest.raises(BoxcovError, match=f"class_id from {number} to {number}"):
+        from_supervision(plain)
+
+
 def one_box(risk: float) -> Detections:
     found = with_error_model(in_image(1))
     widths = torch.full_like(found.region_widths, 4.0)

@@ -8,7 +8,6 @@ Run as a process of its own, because a crash inside a reader would be one here.
 
 from __future__ import annotations
 
-import csv
 import json
 import random
 import resource
@@ -21,7 +20,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from time import process_time
 from typing import Any
-from unicodedata import category
 
 import torch
 
@@ -32,17 +30,14 @@ from boxcov.detectors import centerpoint, yolox
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.detectors.training import Recipe, train
 from boxcov.evaluate.ground_truth import GroundTruth
-from boxcov.pipeline import convert
-from boxcov.pipeline.options import ConvertCommand, MessageOptions
 from boxcov.pipeline.predict import block_store, read_blocks
-from boxcov.plain_text import printable
 from helpers.centerpoint_cases import detector_of, pillar_config
 from helpers.centerpoint_foreign import Foreign
 from helpers.coco_cases import coco_root, found_in
-from helpers.command_line import boxcov
 from helpers.data_roots import VERSION, kitti_root, nuscenes_root, random_detections
 from helpers.error_models import make_error_model
-from helpers.export_boxes import in_space
+from helpers.export_boxes import in_space, with_error_model
+from helpers.fuzz_commands import convert_to_messages, print_names, show_boxes
 from helpers.mutations import mutated, put_special, remove_special
 from helpers.yolox_cases import small
 
@@ -175,9 +170,11 @@ def _own(folder: Path) -> Iterable[Kind]:
     simulated = {"data": "simulated:clear", "split": "test", "count": 3, "seed": 0, "sweeps": 1}
     meta = {**found.meta, "source": simulated, "frames": 3, "milliseconds": [1.0, 2.0, 3.0]}
     replace(in_space(5, frames=3), classes=CLASSES, meta=meta).save(folder / "p.safetensors")
-    yield Kind("predictions", (folder / "p.safetensors",), "safetensors", _converted)
+    yield Kind("predictions", (folder / "p.safetensors",), "safetensors", convert_to_messages)
     (folder / "q.safetensors").write_bytes((folder / "p.safetensors").read_bytes())
-    yield Kind("printed", (folder / "q.safetensors",), "safetensors", _printed)
+    yield Kind("printed", (folder / "q.safetensors",), "safetensors", print_names)
+    with_error_model(in_space(5, frames=3)).save(folder / "r.safetensors")
+    yield Kind("shown", (folder / "r.safetensors",), "safetensors", show_boxes)
 
 
 def _sets(folder: Path) -> Iterable[Kind]:
@@ -260,33 +257,6 @@ def _sets(folder: Path) -> Iterable[Kind]:
         lambda path: coco.read_results(folder / "coco.json", shown),
         named=folder,
     )
-
-
-def _converted(path: Path) -> None:
-    """Convert a file of predictions to messages of a tracker."""
-    out, message = path.parent / "converted.json", MessageOptions(covariance="epistemic")
-    out.unlink(missing_ok=True)
-    convert.run(ConvertCommand(detections=path, out=out, format="ros", message=message))
-
-
-def _printed(path: Path) -> None:
-    """Print a file's names and write them to a table, as the commands do."""
-    out = path.parent / "table.csv"
-    out.unlink(missing_ok=True)
-    done = boxcov("convert", path, "--format csv --out", out)
-    texts = [done.out, done.err]
-    if done.code == 0:  # the same names, as a command shows them
-        found = Detections.load(path)
-        texts += map(printable, (*found.fields, *found.classes, found.meta, found))
-        with out.open(newline="", encoding="utf-8") as file:
-            head, *rows = csv.reader(file)
-        names = [*head, *(row[head.index("class")] for row in rows)]
-        assert not any(name.startswith(tuple("=+-@\t\r")) for name in names), names
-    for text in texts:
-        assert not any(category(c) in ("Cc", "Cf", "Cs") for c in text.replace("\n", "")), text
-    assert done.err.count("\n") <= 1, done.err
-    if done.code:
-        raise BoxcovError(done.err)
 
 
 def _used(posterior: Posterior) -> None:

@@ -150,13 +150,12 @@ def _log_image_boxes(rr: Any, recording: Any, detections: Detections) -> None:
     )
     recording.log("image/boxes", boxes)
     for kind, C in _covariances(detections):
+        C = C[:, sides][:, :, sides]
         for sigmas in _SIGMAS:
             lines = [
-                ellipse(box[k : k + 2], c[k : k + 2, k : k + 2], sigmas)
-                for box, c in zip(corners, C[:, sides][:, :, sides])
-                for k in (0, 2)
+                ellipse(corners[:, k : k + 2], C[:, k : k + 2, k : k + 2], sigmas) for k in (0, 2)
             ]
-            recording.log(f"image/{kind}/{sigmas}_sigma", rr.LineStrips2D(lines))
+            recording.log(f"image/{kind}/{sigmas}_sigma", rr.LineStrips2D(np.concatenate(lines)))
 
 
 def _log_inputs(rr: Any, recording: Any, inputs: Any) -> None:

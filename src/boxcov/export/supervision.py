@@ -9,8 +9,10 @@ import torch
 
 from boxcov.box_layout import IMAGE, find_layout
 from boxcov.detections import Detections
-from boxcov.errors import import_package
+from boxcov.errors import BoxcovError, import_package
+from boxcov.input_file import MAX_CLASSES
 from boxcov.outlines import risk_colors, side_bands
+from boxcov.plain_text import short_name
 from boxcov.result_check import check_result
 
 _KEY = "boxcov"  # what supervision carries along: metadata["boxcov"], data["boxcov.NAME"]
@@ -29,7 +31,8 @@ def to_supervision(detections: Detections) -> Any:
     arrays = detections.numpy()
     labels = arrays["labels"].astype(int)
     data = {f"{_KEY}.{name}": array for name, array in arrays.items()}
-    data["class_name"] = np.array(detections.classes, dtype=str)[labels]
+    names = [short_name(name) for name in detections.classes]  # numpy takes the longest for all
+    data["class_name"] = np.array(names, dtype=str)[labels]
     if detections.no_object is not None:
         data["risk"] = arrays["risk"]
     about = {
@@ -66,6 +69,10 @@ def from_supervision(found: Any) -> Detections:
     called = found.data.get("class_name", [f"class {number}" for number in numbers])
     names = dict(zip(numbers.tolist(), map(str, called)))
     count = int(numbers.max()) + 1 if m else 0
+    if count > MAX_CLASSES or (m and int(numbers.min()) < 0):
+        raise BoxcovError(
+            f"class_id from {numbers.min()} to {numbers.max()}: boxcov takes 0 to {MAX_CLASSES - 1}"
+        )
     return Detections(
         boxes=torch.as_tensor(np.asarray(found.xyxy, np.float32)),
         scores=torch.as_tensor(

@@ -176,7 +176,7 @@ def _regions_from_above(shown: Shown, boxes: Array, plane: list[int]) -> list[Ar
     if shown.covariance is None:
         return []
     C = np.asarray(shown.covariance, dtype=float)[:, plane[:2]][:, :, plane[:2]]
-    return [ellipse(box[:2], c, GAUSS) for box, c in zip(boxes, C)]
+    return list(ellipse(boxes[:, :2], C, GAUSS))
 
 
 def draw_image(axes: Any, shown: Shown, image: Array | None, truth: Array) -> None:
