@@ -1,9 +1,9 @@
 """Active learning: does boxcov choose frames that are worth more labels than random ones?
 
 python studies/active_learning.py --out OUT --cache CACHE --device cuda --workers 8
-python studies/active_learning_tables.py --out OUT
 
-The first does only what OUT does not hold yet; CACHE holds simulated frames and may be deleted.
+It does only what OUT does not hold yet, and writes the tables (active_learning_tables.py). CACHE
+holds simulated frames and may be deleted.
 
 The protocol, written before any detector was trained. All of it for each of three seeds:
 
@@ -119,6 +119,9 @@ def main() -> None:
         print(f"{time.perf_counter() - began:6.1f} s  {text}", flush=True)
 
     run_all(place, args.workers, report)
+    from active_learning_tables import write  # it imports this module
+
+    write(place.out, args.quick)
 
 
 def run_all(place: Place, workers: int, report: Any) -> None:

@@ -19,10 +19,7 @@ from scipy.stats import t
 from boxcov.files import write_text
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "data"
-COMMAND = (
-    "python studies/active_learning.py --out OUT --cache CACHE --device cuda --workers 8; "
-    "python studies/active_learning_tables.py --out OUT"
-)
+COMMAND = "python studies/active_learning.py --out OUT --cache CACHE --device cuda --workers 8"
 
 
 def main() -> None:
@@ -30,10 +27,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--quick", action="store_true", help="print the tables of a quick run")
     args = parser.parse_args()
-    settings = QUICK if args.quick else Settings()
-    for name, table in tables_of(settings, dict(read_results(args.out))).items():
+    write(args.out, args.quick)
+
+
+def write(out: Path, quick: bool) -> None:
+    """Print the tables, and write those that have rows; of a quick run none is written."""
+    settings = QUICK if quick else Settings()
+    for name, table in tables_of(settings, dict(read_results(out))).items():
         print(table["title"], *table["rows"], sep="\n")
-        if table["rows"] and not args.quick:
+        if table["rows"] and not quick:
             write_text(RESULTS / f"{name}.json", json.dumps(table, indent=1) + "\n")
 
 

@@ -4,6 +4,7 @@ python studies/collect.py STEP --out OUT
 
 Steps:
   boxes     boxes, signals, covariances, baselines and errors of each set of frames (``SETS``)
+            that is not there yet
   ensemble  the same boxes as seen by further networks, trained with other seeds
   points    the signals from points alone, for boxes that were collected without them
   pack      split the results into files of at most 15 MiB
@@ -76,6 +77,9 @@ def main() -> None:
 
 
 def collect_boxes(args: argparse.Namespace) -> None:
+    missing = [name for name in args.sets if not (args.out / f"{name}.npz").exists()]
+    if not missing:
+        return
     detector = centerpoint.load(args.detector).to(args.device)
     training = simulated.frames("clear", seed=0, count=min(60, args.most), device=args.device)
     posterior = fit(detector, training, "backbone", N_TRAIN, prior_precision=PRIOR)
@@ -90,7 +94,7 @@ def collect_boxes(args: argparse.Namespace) -> None:
         "identity": MCGLM(detector, split(identity)[1], args.samples, with_logit=True),
         "nms": NMSSpread(detector),
     }
-    for name in args.sets:
+    for name in missing:
         scenario, seed, count = SETS[name]
         count = min(count, args.most)
         frames = frames_of(scenario, seed, count, args.device)
@@ -251,7 +255,9 @@ def save(path: Path, rows: list[dict[str, np.ndarray]]) -> None:
     names = next(row["signal names"] for row in rows)
     keys = {key for row in rows for key in row if key != "signal names"}
     arrays = {key: np.concatenate([r[key] for r in rows if key in r]) for key in sorted(keys)}
-    np.savez(path, **{"signal names": names}, **arrays)
+    part = path.with_suffix(".part.npz")  # an interrupted run leaves no half file
+    np.savez(part, **{"signal names": names}, **arrays)
+    part.rename(path)
 
 
 def pack(args: argparse.Namespace) -> None:

@@ -1,8 +1,9 @@
 """What boxcov.Monitor finds, beside the score and the number of boxes alone.
 
-python studies/collect.py boxes --out OUT --device cuda
-python studies/monitor.py --root OUT --set develop      for choices
-python studies/monitor.py --root OUT --set test         for the tables, once
+python studies/monitor.py --root OUT --set develop --device cuda      for choices
+python studies/monitor.py --root OUT --set test --device cuda         for the tables, once
+
+Boxes that OUT does not hold yet are collected first (collect.py).
 
 Usual frames: 200 clear frames that the error model was not fitted on (``fit``, from frame 500 on).
 Power is the share of frames with a p-value of at most 5 %. For the delay, 20 clear frames are
@@ -20,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from collect import MIRROR, SHIFTS
+from collect import MIRROR, SHIFTS, collect_boxes
 from widening import FIT_FRAMES, RESULTS, load, study_model
 
 from boxcov.detections import Detections
@@ -28,6 +29,7 @@ from boxcov.evaluate.intervals import bootstrap
 from boxcov.monitor import SPOKEN, Monitor, frame_numbers
 
 CHANGES = (*SHIFTS, MIRROR)
+COLLECTED = {"detector": "small", "most": 10**9, "samples": 16, "bare": True}  # see collect.py
 USUAL, LEAD, RUN_LENGTH, ORDERS = 200, 20, 1000.0, 30
 Rows = list[dict[str, float]]  # the numbers of each frame
 
@@ -38,15 +40,18 @@ def main() -> None:
     )
     parser.add_argument("--root", type=Path, required=True, help="folder of studies/collect.py")
     parser.add_argument("--set", choices=("develop", "test"), required=True)
+    parser.add_argument("--device", default="cpu", help="of the detector")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
+    names = {shift: f"{args.set}-{shift}" for shift in CHANGES} | {"clear": args.set}
+    where = {"out": args.root, "sets": ["fit", *names.values()], "device": args.device}
+    collect_boxes(argparse.Namespace(**where, **COLLECTED))
     torch.set_num_threads(1)
     model = study_model(args.root)
     found = load(args.root, "fit", FIT_FRAMES + USUAL)[0]
     sets = {"usual": numbers(model.apply(found[found.frame >= FIT_FRAMES]))}
     for shift in ("clear", *CHANGES):
-        name = args.set if shift == "clear" else f"{args.set}-{shift}"
-        sets[shift] = numbers(model.apply(load(args.root, name)[0]))
+        sets[shift] = numbers(model.apply(load(args.root, names[shift])[0]))
     power, delay = [], []
     for name, some in kinds(sets).items():
         values = {shift: p_values(some["usual"], some[shift]) for shift in ("clear", *CHANGES)}
@@ -138,8 +143,7 @@ def _share(p: np.ndarray) -> str:
 
 def write_tables(power: list[list[Any]], delay: list[list[Any]]) -> None:
     about = {
-        "command": "python studies/collect.py boxes --out OUT --device cuda; "
-        "python studies/monitor.py --root OUT --set test",
+        "command": "python studies/monitor.py --root OUT --set test --device cuda",
         "date": date.today().isoformat(),
         "machine": "collected on one NVIDIA H200, judged on one CPU thread",
     }
