@@ -37,7 +37,7 @@ PHRASES = (
     r"\bfrom here on\b",
 )
 PARTICIPLES = re.compile(r"(ing|ed|carried|together|frozen|drawn|told|held|kept|made|found)$")
-NOUNS = {"matching", "pairing", "training", "ranking", "distributed", "simulated"}
+NOUNS = {"matching", "training", "distributed", "simulated"}
 TRUST = re.compile(r"\bself\._?(trusted|usable|known|suffice|stale)\b")
 LONGEST_FILE = 400
 LONGEST_TEST_NAME = 60
