@@ -11,6 +11,9 @@ import pytest
 import torch
 from scipy.spatial.transform import Rotation
 
+from boxcov.data import kitti
+from helpers.data_roots import real
+
 
 @pytest.fixture
 def registration(monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -45,3 +48,20 @@ def test_registered_poses_are_those_of_the_drive(registration: Any):
     for pose, (R, t) in zip(found, poses):
         np.testing.assert_allclose(pose.t.numpy(), t, atol=0.05)
         np.testing.assert_allclose(pose.R.numpy(), R, atol=0.01)
+
+
+def test_parked_cars_of_a_real_drive_stand(registration: Any):
+    (drive,) = kitti.sequences(real("kitti"), rate=5)
+    last = drive[60:]
+    poses = registration.ego_poses(clouds[0] for clouds, _ in last)
+    places: dict[int, list[torch.Tensor]] = {}
+    for pose, (_, (target,)) in zip(poses, last):
+        for number, box in zip(target["ids"].tolist(), target["boxes"].double()):
+            places.setdefault(number, []).append(pose(box[None, :3])[0, :2])
+    spread = {
+        number: float((torch.stack(p) - torch.stack(p).mean(0)).square().sum(1).mean().sqrt())
+        for number, p in places.items()
+    }
+    parked = [number for number, value in spread.items() if value < 0.2]
+    assert len(parked) >= 8  # of 11; a cyclist, a pedestrian and a car move
+    assert float((poses[-1].t - poses[0].t).norm()) > 15  # the ego car does not stand
