@@ -72,10 +72,13 @@ def write_rrd(
         recording = rr.RecordingStream("boxcov")
         recording.save(temporary)
         recording.send_blueprint(layout)
-        for number in sorted({*detections.frame.tolist(), *range(count)}):
+        ordered = detections[detections.frame.argsort(stable=True)]
+        frame = ordered.frame.cpu().numpy()
+        for number in sorted({*frame.tolist(), *range(count)}):
             recording.set_time("frame", sequence=int(number))
             inputs = frames[number][0] if frames is not None and number < count else None
-            log(detections[detections.frame == number], inputs, recording)
+            start, stop = np.searchsorted(frame, [number, number + 1]).tolist()
+            log(ordered[start:stop], inputs, recording)
         recording.flush()
         recording.disconnect()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from textwrap import dedent
 
@@ -124,6 +125,15 @@ def test_a_config_that_is_not_understood_is_not_passed_over(text, tmp_path):
     write(tmp_path, "det3d", "voxel0075", "a.py")
     with pytest.raises(boxcov.BoxcovError, match=r"several configurations beside it \(a.py, b.py"):
         centerpoint.load(path)
+
+
+def test_pipes_and_links_beside_a_checkpoint_are_passed_over(tmp_path):
+    path = saved(foreign_state("det3d", "voxel01"), tmp_path)
+    os.mkfifo(tmp_path / "a.py")  # would wait for a writer
+    (tmp_path / "b.py").symlink_to(tmp_path / "absent")
+    (tmp_path / "c.py").mkdir()
+    write(tmp_path, "det3d", "voxel0075", "d.py")
+    assert centerpoint.load(path).config.voxel_size[0] == 0.075
 
 
 @pytest.mark.parametrize("key", ["config", "cfg"])

@@ -19,6 +19,7 @@ from boxcov.detectors.centerpoint.upstream_config import (
     named_config,
 )
 from boxcov.errors import BoxcovError, BoxcovWarning, join_names
+from boxcov.input_file import open_bytes
 
 
 def choose_config(
@@ -99,8 +100,11 @@ def _is_config(file: Path, framework: Framework) -> bool:
     try:
         settings = read_settings(file)
     except BoxcovError:
-        with file.open("rb") as content:
-            return b"CenterHead" in content.read(1 << 20)
+        try:
+            with open_bytes(file) as content:
+                return b"CenterHead" in content.read(1 << 20)
+        except OSError:  # a pipe, or a link to nothing
+            return False
     found = framework_of(settings)
     return found == framework or (found is None and bool(settings.missing_bases))
 
