@@ -22,7 +22,7 @@ ABOVE_GROUND = 0.25  # metres above the bottom of the box
 NEWEST = 0.06  # seconds
 _SAMPLES = (17, 13)  # along the box and across it
 _EMPTY = -1e3  # height of a cell without points
-_OUTSIDE = 1024  # cells for points outside the maps
+_OUTSIDE = 1024  # cells for points outside the maps, a power of two
 _SWEEPS = ("all sweeps", "newest")
 _NAMES = (
     *("inside", "around", "above ground", "front", "back", "left", "right", "top"),
@@ -43,7 +43,7 @@ def point_maps(points: Tensor, frame: Tensor, frames: int, config: Config) -> Te
     cell = (frame * ny + row.long()) * nx + column.long()
     # older points, newest points, and points outside, which several cells share on a GPU
     size = frames * ny * nx
-    spread = 2 * size + torch.arange(len(cell), device=cell.device) % _OUTSIDE
+    spread = 2 * size + (torch.arange(len(cell), device=cell.device) & (_OUTSIDE - 1))
     cell = torch.where(inside, cell + size * (age < NEWEST), spread)
     highest = z.new_full((2 * size + _OUTSIDE,), _EMPTY).scatter_reduce(0, cell, z, "amax")
     count = z.new_zeros(2 * size + _OUTSIDE).scatter_add(0, cell, torch.ones_like(z))

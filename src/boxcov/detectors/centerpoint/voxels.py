@@ -145,10 +145,8 @@ def _positions(numbers: Tensor, grid: VoxelGrid) -> Tensor:
 def concatenate(clouds: Sequence[Tensor], shuffled: bool = False) -> tuple[Tensor, Tensor]:
     """Return the points (N, 5) of all clouds, and the frame (N,) of each."""
     clouds = shuffle(check_clouds(clouds)) if shuffled else check_clouds(clouds)
-    counts = torch.tensor([len(cloud) for cloud in clouds], device=clouds[0].device)
-    frames = torch.arange(len(clouds), device=counts.device)
-    points = torch.cat(list(clouds))
-    return points, torch.repeat_interleave(frames, counts, output_size=len(points))
+    frames = [torch.full((len(c),), i, device=c.device) for i, c in enumerate(clouds)]
+    return torch.cat(list(clouds)), torch.cat(frames)
 
 
 def check_clouds(clouds: Sequence[Tensor]) -> Sequence[Tensor]:
