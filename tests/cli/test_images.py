@@ -31,6 +31,8 @@ from boxcov.pipeline.options import (
 from helpers.coco_cases import SIZES, coco_root, edited
 from helpers.command_line import boxcov
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not name its 80 classes")
+
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:

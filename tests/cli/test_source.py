@@ -22,6 +22,7 @@ from helpers.command_line import boxcov, small_network
 
 Image = pytest.importorskip("PIL.Image")
 NMS = "--method nms --size 64"
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not name its 80 classes")
 
 
 @pytest.fixture(scope="module")

@@ -125,10 +125,10 @@ DETECTORS = [
     ),
     Mutant(
         "the image size of an own YOLOX is asked for",
-        "pipeline/detectors.py",
-        "if detector.classes == COCO_CLASSES else None",
-        "if True else None",
-        "pipeline/test_source.py::test_the_image_size_of_an_own_yolox_is_asked_for",
+        "detectors/yolox/checkpoints.py",
+        "if _is_released(found, path):",
+        "if True:",
+        "detectors/yolox/test_yolox_weights.py::test_80_classes_without_names_are_warned_about",
     ),
     Mutant(
         "normalised images of an old YOLOX are seen",

@@ -11,7 +11,6 @@ from typing import Any, TypeGuard, TypeVar
 import torch
 
 from boxcov._torch.clock import seconds
-from boxcov.data.coco import CLASSES as COCO_CLASSES
 from boxcov.detector import Detector
 from boxcov.detectors import centerpoint, torchvision, transformers, ultralytics, yolox
 from boxcov.detectors.centerpoint import CenterPoint, Config
@@ -62,11 +61,9 @@ def _build_detector(where: str) -> Detector:
 def trained_size(detector: Detector) -> int | None:
     """Return the side of the square images that a detector was trained on, None if not known.
 
-    Files of Ultralytics hold it. Those of YOLOX do not, but the released networks are known.
+    Files of Ultralytics hold it. Those of YOLOX do not, but the released files are known.
     """
-    if isinstance(detector, YOLOX):
-        return detector.config.size if detector.classes == COCO_CLASSES else None
-    return detector.trained_size if isinstance(detector, ultralytics.Yolo) else None
+    return detector.trained_size if isinstance(detector, (YOLOX, ultralytics.Yolo)) else None
 
 
 def match_source(source: DataOptions, detector: Detector) -> DataOptions:

@@ -63,11 +63,12 @@ def _method(options: ExportCommand, error_model: ErrorModel | None) -> int | Lit
 def _example_input(detector: Any, options: ExportCommand) -> tuple[str, Any, torch.Tensor | None]:
     """Return the name of the graph's input and an example of it, and of the signals' inputs."""
     if isinstance(detector, YOLOX):
+        reader = FrameReader.of(detector, options)  # raises if the size is not known
         if options.example is not None:
-            return "image", FrameReader.of(detector, options)(options.example).inputs, None
-        size = options.size or detector.config.size
+            return "image", reader(options.example).inputs, None
         generator = torch.Generator().manual_seed(0)
-        return "image", 255 * torch.rand(1, 3, size, size, generator=generator), None
+        noise = torch.randint(0, 256, (3, 640, 640), generator=generator, dtype=torch.uint8)
+        return "image", reader.image(noise).inputs, None
     path = options.example
     if options.reader is not None or not isinstance(detector, CenterPoint):
         if path is None:

@@ -18,6 +18,7 @@ from boxcov.pipeline.detectors import load_detector, match_source
 from boxcov.pipeline.options import DataOptions
 
 SSD = "ssdlite320_mobilenet_v3_large"
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not name the classes of its 91 outputs")
 
 
 def saved(name: str, path: Path, classes: int = 91) -> dict[str, Tensor]:
@@ -41,6 +42,18 @@ def test_weights_of_a_file(tmp_path: Path) -> None:
         theirs = detector.model([image[0].flip(0) / 255])[0]
     found = detector.detect(image)
     assert set(map(tuple, found.boxes.tolist())) <= set(map(tuple, theirs["boxes"].tolist()))
+
+
+@pytest.mark.filterwarnings("error::boxcov.errors.BoxcovWarning")
+def test_91_outputs_without_names_are_warned_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(SSD, tmp_path / "w.pth")
+    with pytest.warns(BoxcovWarning, match=r"w\.pth: .* 91 outputs.* classes="):
+        assert load(f"{SSD}:{tmp_path}/w.pth").classes == CLASSES
+    assert load(f"{SSD}:{tmp_path}/w.pth", classes={"cow": 5}).classes == ("cow",)
+    monkeypatch.setattr(checkpoints, "_published_name", lambda *given: SSD)
+    assert load(f"{SSD}:{tmp_path}/w.pth").classes == CLASSES
 
 
 def test_images_keep_their_size(tmp_path: Path) -> None:

@@ -142,6 +142,33 @@ def test_default_class_names(tmp_path: Path) -> None:
         load(path, classes=["cat", "dog"])
 
 
+def released_nano(folder: Path, name: str) -> Path:
+    """Save a network of the size and the classes of the released YOLOX-Nano."""
+    path = folder / f"{name}.pth"
+    torch.save({"model": YOLOX(Config.named("nano")).state_dict()}, path)
+    return path
+
+
+def test_80_classes_without_names_are_warned_about(tmp_path: Path) -> None:
+    """They may be any 80 classes, and the images of any size."""
+    path = released_nano(tmp_path, "latest_ckpt")
+    with pytest.warns(BoxcovWarning, match=r"latest_ckpt\.pth: .* 80 classes.* classes="):
+        detector = load(path)
+    assert (detector.classes, detector.trained_size) == (CLASSES, None)
+    load(path, classes=CLASSES)  # given, so no guess
+
+
+def test_the_released_file_is_known_by_its_name(tmp_path: Path) -> None:
+    for name in ("yolox_nano", "yolox_nano_folded"):
+        detector = load(released_nano(tmp_path, name))
+        assert (detector.classes, detector.trained_size) == (CLASSES, 416)
+    for name in ("yolox_s", "yolox_nano_mine"):  # another network, and perhaps another training
+        with pytest.warns(BoxcovWarning, match="80 classes"):
+            assert load(released_nano(tmp_path, name)).trained_size is None
+    own = [f"thing {i}" for i in range(80)]
+    assert load(released_nano(tmp_path, "yolox_nano"), classes=own).trained_size is None
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [

@@ -22,13 +22,17 @@ _COCO_NUMBERS = 91  # of torchvision's COCO models: the background and gaps incl
 
 
 def load(
-    which: str, classes: Sequence[str] | None = None, threshold: float = 0.3
+    which: str,
+    classes: Sequence[str] | Mapping[str, int] | None = None,
+    threshold: float = 0.3,
 ) -> TorchvisionDetector:
     """Load ``NAME`` with torchvision's published weights, or ``NAME:PATH`` with those of a file.
 
     NAME is that of torchvision, such as ``retinanet_resnet50_fpn``. Published weights are
     downloaded by torchvision, once. PATH: a state dict (.pth) or safetensors; no code in it is run.
-    The number of classes follows from the weights. Images are those of ``boxcov.data.coco``.
+    The number of classes follows from the weights; the names of 91 are those of COCO, with a
+    warning unless torchvision published the file or ``classes`` is given.
+    Images are those of ``boxcov.data.coco``.
     classes, threshold: as in ``wrap``.
     """
     name, _, path = which.partition(":")
@@ -39,6 +43,7 @@ def load(
         hint = did_you_mean(name, known)
         raise BoxcovError(f"torchvision has no detector {name!r}{hint}: give {', '.join(known)}")
     build, published = models.get_model_builder(name), models.get_model_weights(name)
+    names = published.DEFAULT.meta["categories"]
     if path:
         model, is_frozen = _from_file(build, name, Path(path))
         owner = _published_name(Path(path), {n: models.get_model_weights(n) for n in known})
@@ -49,9 +54,16 @@ def load(
         if is_frozen and name in _EPS_ZERO:
             _set_eps(model, Path(path), owner == name)
     else:
-        model = _download(build, name, published.DEFAULT)
-    names = published.DEFAULT.meta["categories"]
+        model, owner = _download(build, name, published.DEFAULT), name
     count = wrap(model).count()
+    if owner is None and classes is None and count == len(names):
+        warnings.warn(
+            f"{path}: the file does not name the classes of its {count} outputs: COCO's names are "
+            "used. If it was trained on others, give load(..., classes={name: output, ...}), for "
+            "a command in a function of yours: python:FILE.py:FUNCTION",
+            BoxcovWarning,
+            stacklevel=2,
+        )
     return wrap(
         model.eval(), names if count == len(names) else None, classes, threshold, images="coco"
     )

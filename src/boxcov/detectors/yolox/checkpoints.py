@@ -10,7 +10,7 @@ from warnings import warn
 
 from boxcov.data.coco.classes import CLASSES
 from boxcov.detectors.weight_file import State, load_weights, read_weights
-from boxcov.detectors.yolox.config import Config
+from boxcov.detectors.yolox.config import SIZES, Config
 from boxcov.detectors.yolox.detector import YOLOX
 from boxcov.errors import BoxcovError, BoxcovWarning, join_names
 from boxcov.input_file import MAX_CLASSES, reading
@@ -41,7 +41,8 @@ def load(
     """Load a trained YOLOX in eval mode, from an upstream checkpoint (.pth) or safetensors.
 
     The size of the network follows from the weights.
-    classes: names of its classes; by default those of COCO if there are 80.
+    classes: names of its classes; by default those of COCO if there are 80, with a warning unless
+    the file has the name of a released one, such as ``yolox_s.pth``.
     threshold, overlap, max_boxes: which boxes are reported, see ``Config``. The official COCO
     evaluation uses a threshold of 0.01 or less.
     logit: whether the score logit is a fifth number of each box.
@@ -64,7 +65,23 @@ def load(
         misfit = f"{path}: the weights do not fit a YOLOX of width {config.width}"
         detector = load_weights(lambda: YOLOX(config), state, misfit)
     _warn_if_normalised(state, path)
+    if _is_released(found, path):
+        detector.trained_size = found.size
+    elif classes is None and found.classes == CLASSES:
+        warn(
+            f"{path}: the file does not name its {len(CLASSES)} classes: COCO's names are used. If "
+            "it was trained on others, give load(..., classes=), for a command in a function of "
+            "yours: python:FILE.py:FUNCTION. Released files are known by their names (yolox_s.pth)",
+            BoxcovWarning,
+            stacklevel=2,
+        )
     return detector.eval()
+
+
+def _is_released(config: Config, path: Path) -> bool:
+    """Return whether a file has the name, size and classes of a network that upstream released."""
+    name = path.stem.removesuffix("_folded").removeprefix("yolox_")
+    return name in SIZES and config == replace(Config.named(name), norm=config.norm)
 
 
 def _warn_if_normalised(state: State, path: Path) -> None:

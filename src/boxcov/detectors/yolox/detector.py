@@ -40,6 +40,7 @@ class YOLOX(Detector):
     def __init__(self, config: Config, seed: int = 0) -> None:
         super().__init__()
         self.config = config
+        self.trained_size: int | None = None  # side of its images in pixels; ``load`` may know it
         self.box_fields, self.classes = config.box_fields, config.classes
         with seeded(seed):
             self.backbone = PAFPN(config)  # upstream's name for neck and backbone together
