@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from boxcov.report.page import page as page_html
 from boxcov.report.study import Method, Scene, Study
+from boxcov.report.viewer import MAX_BOXES, pack
 from helpers.browser import BINARY, DRIVER, MISSING, Browser
 from helpers.studies import calibrated_records, random_records, random_study
 from helpers.viewer_page import centre_of, choose, listed_boxes, shown
@@ -124,3 +126,18 @@ def test_two_hundred_frames_do_not_stall(browser: Browser, tmp_path: Path) -> No
     )
     assert milliseconds < 400  # a tenth of it on an idle machine
     assert browser.complaints() == []
+
+
+@pytest.mark.parametrize("make", [random_records, calibrated_records])
+def test_a_crowded_frame_shows_its_highest_scores(browser: Browser, tmp_path: Path, make) -> None:
+    records = make(1, frames=1, each=10_000)
+    scene = Scene("crowd", np.zeros((3, 2)), records.boxes[:2], records.labels[:2])
+    study = Study("Crowd", methods=[Method("exact", records)], scenes={0: scene})
+    with shown(browser, tmp_path, study) as page:
+        choose(page, "score-filter", 0)
+        said = f"{MAX_BOXES} of {MAX_BOXES} boxes, the highest scores of 10,000"
+        assert page.text("#count") == said
+    data = pack(study)
+    packed = data["blobs"][data["methods"][0]["shown"]["0"]["scores"]]
+    lowest = np.frombuffer(base64.b64decode(packed), "<f4").min()
+    assert lowest == pytest.approx(np.sort(records.scores)[-MAX_BOXES], abs=1e-6)

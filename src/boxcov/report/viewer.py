@@ -20,6 +20,7 @@ Array = NDArray[Any]
 # points of all scenes and of one, which would dominate the size of the page; a scene keeps some
 MAX_POINTS, MAX_POINTS_PER_SCENE, MIN_POINTS_PER_SCENE = 100_000, 20_000, 2_000
 MAX_SIDE = 800  # pixels of an image
+MAX_BOXES = 2000  # of one scene: a browser would stall with more
 CENTIMETRES = 100  # points are stored in whole centimetres: two bytes per coordinate up to 327 m
 
 
@@ -119,7 +120,7 @@ def _pack_method(blobs: Blobs, method: Method, frames: Sequence[int]) -> dict[st
         "note": method.note,
         "value": {"name": name, "unit": unit},
         "regions": records.regions is not None,
-        "shown": {str(n): _pack_boxes(blobs, records[r], values[r]) for n, r in parts.items()},
+        "shown": {str(n): _pack_boxes(blobs, records, values, r) for n, r in parts.items()},
     }
 
 
@@ -139,10 +140,15 @@ def box_values(records: Records) -> tuple[str, str, Array]:
     return "σ of the position", "m", np.sqrt(np.maximum(variances[:, plane[:2]].sum(1), 0))
 
 
-def _pack_boxes(blobs: Blobs, records: Records, values: Array) -> dict[str, Any]:
+def _pack_boxes(blobs: Blobs, every: Records, values: Array, rows: Array) -> dict[str, Any]:
+    """Return the boxes of some rows; of more than ``MAX_BOXES`` those of the highest scores."""
+    total = len(rows)
+    rows = np.sort(rows[np.argsort(-every.scores[rows], kind="stable")[:MAX_BOXES]])
+    records = every[rows]
     errors = records.errors if records.regions is None else records.as_axes().errors
     packed = {
-        "value": blobs.add(values, "<f4"),
+        "total": total,
+        "value": blobs.add(values[rows], "<f4"),
         "boxes": blobs.add(records.boxes, "<f4"),
         "errors": blobs.add(errors, "<f4"),
         "scores": blobs.add(records.scores, "<f4"),

@@ -20,6 +20,7 @@ function boxesOf(method, scene) {
   return {
     order: Array.from(value.keys()).sort((a, b) => value[b] - value[a] || a - b),
     value,
+    total: packed.total,
     boxes: array(packed.boxes, Float32Array),
     errors: array(packed.errors, Float32Array),
     scores: array(packed.scores, Float32Array),

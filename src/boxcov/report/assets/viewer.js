@@ -112,7 +112,8 @@ function filter() {
   control("score-text").textContent = score.toFixed(2);
   control("value-name").textContent = isRisk ? "risk ≥" : "top";
   control("value-text").textContent = isRisk ? `${control("value-filter").value} %` : `${100 - control("value-filter").value} %`;
-  control("count").textContent = `${shown.filter(Boolean).length} of ${groups.length} boxes`;
+  const others = found.total > groups.length ? `, the highest scores of ${found.total.toLocaleString("en")}` : "";
+  control("count").textContent = `${shown.filter(Boolean).length} of ${groups.length} boxes${others}`;
   listBoxes(method(), found, shown, flyTo);
   if (state.pinned !== null && !shown[state.pinned]) pin(null);
   else markRow(state.pinned);
