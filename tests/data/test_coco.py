@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 
 from boxcov.data import batched, coco
-from boxcov.errors import BoxcovError
+from boxcov.data.coco.images import read_image
+from boxcov.errors import BoxcovError, BoxcovWarning
 from helpers.coco_cases import SIZES, coco_root, edited
 from helpers.data_roots import real
 
@@ -50,6 +51,27 @@ def test_frames_have_images_and_boxes_in_the_same_pixels(root: Path) -> None:
         (0, 4),
     )
     assert [frames.scale(i) for i in range(3)] == [frames[i][1][0]["scale"] for i in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("bbox", "message"),
+    [([60, 20, 95, 45], "beyond the border"), ([0.1, 0.2, 0.5, 0.5], "at most 1 pixel")],
+)
+def test_boxes_that_are_not_x_y_w_h_in_pixels(root: Path, bbox, message: str) -> None:
+    edited(root, lambda content: [thing.update(bbox=bbox) for thing in content["annotations"]])
+    with pytest.warns(BoxcovWarning, match=rf"\.json: 5 of 5 boxes .*{message}.* x y width height"):
+        coco.frames(root)
+
+
+def test_images_are_turned_as_their_exif_says(tmp_path: Path) -> None:
+    upright = Image.new("RGB", (4, 2))
+    upright.putpixel((0, 0), (255, 0, 0))
+    exif = Image.Exif()
+    exif[0x0112] = 3  # turned by half
+    upright.save(tmp_path / "x.png", exif=exif)
+    image = read_image(tmp_path / "x.png")
+    assert image[:, 1, 3].tolist() == [0, 0, 255]
+    assert image[:, 0, 0].tolist() == [0, 0, 0]
 
 
 def test_parts_batches_and_other_processes(root: Path) -> None:

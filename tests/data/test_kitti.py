@@ -68,6 +68,15 @@ def test_frames_have_points_and_boxes_in_the_lidars_frame(root: Path) -> None:
     assert torch.equal(pickle.loads(pickle.dumps(frames))[1][0][0], points)
 
 
+def test_types_in_another_case_are_refused(root: Path) -> None:
+    """They would be left out as objects of other types are."""
+    for path in (root / "training/label_2").iterdir():
+        path.write_text(KITTI_LABELS.replace("Car ", "car "))
+    with pytest.raises(BoxcovError, match=r"000000\.txt: .* 'car', .* class 'Car'"):
+        kitti.frames(root)[0]
+    assert len(kitti.frames(root, classes=["car"])[0][1][0]["labels"]) > 0
+
+
 def test_all_types_on_request(root: Path) -> None:
     (target,) = kitti.frames(root, classes=kitti.TYPES)[0][1]
     assert [kitti.TYPES[label] for label in target["labels"]] == ["Car", "Van", "Cyclist"]

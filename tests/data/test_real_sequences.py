@@ -79,6 +79,16 @@ def test_a_drive_has_identities_and_times(tmp_path: Path):
     assert drive[1:].timestamp(0) == 200_000
 
 
+def test_times_of_a_drive_count_the_frames_that_are_missing(tmp_path: Path):
+    root = drive_root(tmp_path)
+    (root / "training/velodyne/000001.bin").unlink()
+    (drive,) = kitti.sequences(root)
+    assert [drive.timestamp(item) for item in range(2)] == [0, 200_000]
+    (root / "training/velodyne/000002.bin").rename(root / "training/velodyne/last.bin")
+    with pytest.raises(BoxcovError, match="'last' is no number"):
+        kitti.sequences(root)
+
+
 def test_ego_poses_of_a_drive_are_those_of_its_inertial_system(tmp_path: Path):
     (drive,) = kitti.sequences(drive_root(tmp_path))
     mount = Rotation.from_euler("z", 90, degrees=True)  # from the inertial system to the LiDAR

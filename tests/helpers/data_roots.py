@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -200,8 +201,9 @@ DontCare -1 -1 -10 503.89 169.71 590.61 190.13 -1 -1 -1 -1000 -1000 -1000 -10
 def kitti_root(root: Path, frames: int = 2) -> Path:
     """Frames of 8 points: the centres of three objects and five points far away."""
     folder = root / "training"
-    for name in ("velodyne", "label_2", "calib"):
+    for name in ("velodyne", "label_2", "calib", "image_2"):
         (folder / name).mkdir(parents=True)
+    header = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">II", 1242, 375)
     Tr = np.column_stack([KITTI_TR.as_matrix(), KITTI_T])
     P2 = np.array([[721.5, 0, 609.6, 44.9], [0, 721.5, 172.9, 0.2], [0, 0, 1, 0.003]])
     matrices = {"P2": P2, "R0_rect": KITTI_R0.as_matrix(), "Tr_velo_to_cam": Tr}
@@ -220,6 +222,7 @@ def kitti_root(root: Path, frames: int = 2) -> Path:
         )
         (folder / f"label_2/{number:06d}.txt").write_text(KITTI_LABELS)
         (folder / f"calib/{number:06d}.txt").write_text(calibration)
+        (folder / f"image_2/{number:06d}.png").write_bytes(header)
     return root
 
 

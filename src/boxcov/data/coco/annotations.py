@@ -9,9 +9,10 @@ from math import isfinite
 from os.path import isfile
 from pathlib import Path, PurePosixPath
 from typing import Any
+from warnings import warn
 
 from boxcov.data.points import check_objects
-from boxcov.errors import BoxcovError, join_names
+from boxcov.errors import BoxcovError, BoxcovWarning, join_names
 from boxcov.input_file import conform, read_json, reading
 
 Box = tuple[float, float, float, float]
@@ -78,7 +79,28 @@ def _annotations(content: Any, classes: Sequence[str] | None, path: Path) -> Ann
         )
     if len({picture.id for picture in pictures}) < len(pictures):
         raise BoxcovError(f"{path}: two images have the same id")
+    _warn_of_units(content["images"], objects, path)
     return Annotations(pictures, classes, tuple(ids[name] for name in classes))
+
+
+def _warn_of_units(images: Any, objects: dict[int, list[dict[str, Any]]], path: Path) -> None:
+    """Warn if most boxes cannot be x y width height in pixels: corners, or shares of the image."""
+    boxes, beyond, small = 0, 0, 0
+    for image in images:
+        for thing in objects.get(int(image["id"]), ()):
+            x, y, w, h = map(float, thing["bbox"])
+            boxes += 1
+            beyond += x + w > float(image["width"]) + 1 or y + h > float(image["height"]) + 1
+            small += max(w, h) <= 1
+    wrong = {"reach beyond the border": beyond, "are at most 1 pixel large": small}
+    for what, count in wrong.items():
+        if 2 * count > boxes:
+            warn(
+                f"{path}: {count} of {boxes} boxes {what}: COCO's are x y width height in pixels. "
+                "Convert them if these are x1 y1 x2 y2, or shares of the image",
+                BoxcovWarning,
+                stacklevel=2,
+            )
 
 
 def _picture(

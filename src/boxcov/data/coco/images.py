@@ -25,7 +25,7 @@ def read_image(path: str | Path) -> Tensor:
     """Return an image (3, h, w) of bytes: blue, green and red.
 
     JPEG, PNG, BMP and WebP are read, also grey, transparent or 16-bit images, up to 40 million
-    pixels.
+    pixels. An image is turned as its EXIF data say, as viewers and OpenCV do.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -34,7 +34,7 @@ def read_image(path: str | Path) -> Tensor:
     ...     read_image(f"{folder}/x.png")[:, 0, 0]
     tensor([  7,   0, 255], dtype=torch.uint8)
     """
-    Image = import_package("PIL.Image")
+    Image, orient = import_package("PIL.Image"), import_package("PIL.ImageOps").exif_transpose
     try:
         data = read_bytes(path, MAX_BYTES)
         scans = data.count(b"\xff\xda") if data.startswith(b"\xff\xd8") else 0
@@ -47,7 +47,7 @@ def read_image(path: str | Path) -> Tensor:
                     f"{MAX_PIXELS // 1_000_000} million are read"
                 )
             image.load()
-            rgb = _bytes(image)
+            rgb = _bytes(orient(image))
     except FileNotFoundError:
         raise BoxcovError(f"{path}: no such file: unpack the images there") from None
     except BoxcovError:

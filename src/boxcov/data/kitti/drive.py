@@ -26,6 +26,11 @@ class KittiDrive(Kitti):
     def __init__(self, one: Kitti, rate: float) -> None:
         super().__init__(one.folder, one.all_tokens, one.classes)
         self.rate = rate
+        if odd := [token for token in self.all_tokens if not token.isdecimal()]:
+            raise BoxcovError(
+                f"{self.folder / 'velodyne' / odd[0]}.bin: {odd[0]!r} is no number: the times of a "
+                "drive follow from the numbers of its frames"
+            )
 
     def load(self, index: int) -> Frame:
         inputs, (target,) = super().load(index)
@@ -34,8 +39,12 @@ class KittiDrive(Kitti):
         return inputs, [target]
 
     def timestamp(self, item: int) -> int:
-        """Return the time of a frame in microseconds, 0 at the start."""
-        return round(1e6 * self.indices[item] / self.rate)
+        """Return the time of a frame in microseconds, 0 at the start.
+
+        It follows from the numbers of the frames, of which recordings lack some.
+        """
+        first, token = self.all_tokens[0], self.all_tokens[self.indices[item]]
+        return round(1e6 * (int(token) - int(first)) / self.rate)
 
     def pose(self, item: int) -> Pose:
         """Return the pose from the LiDAR of a frame to the world: x east, y north, z up."""
@@ -91,8 +100,9 @@ def sequences(
     """Return the frames of ``root/split``, which are those of one drive, as a sequence.
 
     Frames are as of ``frames``; targets also hold ``ids`` (n,): in a drive, type and size tell
-    an object. ``timestamp(item)`` counts from 0 at ``rate`` frames per second. ``pose(item)`` needs
-    the files of the inertial system, ``root/split/oxts/NUMBER.txt``, as in the raw recordings.
+    an object. ``timestamp(item)`` follows from the number of the frame, 0 for the first one, at
+    ``rate`` numbers per second (KITTI records 10). ``pose(item)`` needs the files of the inertial
+    system, ``root/split/oxts/NUMBER.txt``, as in the raw recordings.
     """
     if not (isfinite(rate) and rate > 0):
         raise BoxcovError(f"rate must be frames per second above 0, got {rate!r}")

@@ -63,6 +63,13 @@ class Kitti(FrameSequence):
         """Return boxes (n, 9) in the LiDAR's coordinates, and labels (n,)."""
         folder = self.folder / "label_2"
         entries = read_labels(folder / f"{token}.txt") if self.has_labels else []
+        cases = {name.lower(): name for name in self.classes}
+        for kind, _ in entries:
+            if kind not in self.classes and kind.lower() in cases:
+                raise BoxcovError(
+                    f"{folder / token}.txt: objects of the type {kind!r}, which is not the class "
+                    f"{cases[kind.lower()]!r}: give classes= as the labels spell them"
+                )
         entries = [(kind, values) for kind, values in entries if kind in self.classes]
         rows = torch.tensor([values[7:14] for _, values in entries], dtype=torch.float64)
         boxes, _ = from_camera(rows.reshape(-1, 7), self._calibration(token).pose)
@@ -96,7 +103,8 @@ def frames(root: str | Path, split: str = "training", classes: Sequence[str] = C
         )
     if not isdir(folder / "label_2") and split != "testing":
         raise BoxcovError(f"{folder / 'label_2'}: no such folder: unpack the label archive there")
-    tokens = sorted(path.stem for path in (folder / "velodyne").glob("*.bin"))
+    names = [path.stem for path in (folder / "velodyne").glob("*.bin")]
+    tokens = sorted(names, key=lambda name: (len(name), name))  # by number
     if not tokens:
         raise BoxcovError(f"{folder / 'velodyne'}: no .bin file: unpack the point clouds there")
     return Kitti(folder, tokens, tuple(classes))
