@@ -12,8 +12,9 @@ from boxcov.pipeline.frames import (
     default_test_split,
     load_frames,
     load_labelled_frames,
+    source_of_detections,
 )
-from boxcov.pipeline.options import DataOptions
+from boxcov.pipeline.options import DataOptions, PredictedData
 from helpers.data_roots import VERSION, edited, kitti_root, nuscenes_root
 
 
@@ -57,3 +58,15 @@ def test_commands_that_need_labels_refuse_splits_without(tmp_path: Path) -> None
         assert len(load_frames(source)) > 0
         with pytest.raises(BoxcovError, match="the frames have no labels, which this command"):
             load_labelled_frames(source)
+
+
+def test_boxes_are_compared_with_images_of_their_size() -> None:
+    """A data set that has moved would otherwise be read at another size than the boxes."""
+    path, meta = Path("d.safetensors"), {"source": {"data": "coco:old@640", "split": "val2017"}}
+    assert source_of_detections(path, meta, PredictedData("coco:new")).data == "coco:new@640"
+    assert source_of_detections(path, meta, PredictedData("coco:new@640")).data == "coco:new@640"
+    with pytest.raises(BoxcovError, match="boxes on images @640, not @416: remove @416"):
+        source_of_detections(path, meta, PredictedData("coco:new@416"))
+    with pytest.raises(BoxcovError, match=r"does not state the size .* coco:new@640"):
+        source_of_detections(path, {}, PredictedData("coco:new"))
+    assert source_of_detections(path, {}, PredictedData("coco:new@64")).data == "coco:new@64"

@@ -257,6 +257,11 @@ def source_of_detections(path: Path, meta: Mapping[str, Any], given: PredictedDa
                 f"{path}: does not state which frames it was computed on: give --data KIND:WHERE, "
                 "and --split and --count unless they are those of boxcov predict"
             )
+        if data.startswith("coco:") and not split_image_size(data)[1]:
+            raise BoxcovError(
+                f"{path}: does not state the size of the images that its boxes are on: give --data "
+                f"{data}@640 for images letterboxed to 640 pixels, or {data}@whole"
+            )
         return DataOptions(data, given.split or default_test_split(data), given.count)
     source: DataOptions = conform(stored, DataOptions, f"{path}: meta.source")
     if given.split not in (None, source.split) or given.count not in (None, source.count):
@@ -273,7 +278,10 @@ def source_of_detections(path: Path, meta: Mapping[str, Any], given: PredictedDa
             f"{path}: predictions for {source.data}, not for {data}: "
             "--data only states where a data set is now"
         )
-    return replace(source, data=data)
+    size, other = (split_image_size(where)[1] for where in (source.data, data))
+    if size and other not in ("", size):
+        raise BoxcovError(f"{path}: boxes on images @{size}, not @{other}: remove @{other}")
+    return replace(source, data=f"{data}@{size}" if size and not other else data)
 
 
 def _refuse_stored_code(path: Path, data: str) -> None:
