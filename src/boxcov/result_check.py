@@ -8,7 +8,7 @@ no_object, iou_below, flipped   between 0 and 1
 scale                           finite and above 0, for the fields whose errors are known
 region_widths, joint_widths     at least 0, or infinite, for the fields whose errors are known
 labels                          a number of a class
-boxes, scores                   finite; velocities, which come last, may be NaN
+boxes, scores                   finite in float32; velocities, which come last, may be NaN
 ==============================  ================================================================
 
 The errors of a field are unknown if the calibration frames had no labels for it. Its numbers are
@@ -93,7 +93,8 @@ def _rules(found: Detections, unknown: Tensor | None, strict: bool) -> _Rules:
     is_class = (found.labels >= 0) & (found.labels < len(found.classes))
     rules["label", "the number of a class"] = is_class
     known = found.fields.index("vx") if "vx" in found.fields else None  # a velocity may be unknown
-    rules["position or size", "finite"] = found.boxes[:, :known].isfinite().all(1)
+    places = found.boxes[:, :known].float()
+    rules["position or size", "finite in float32"] = places.isfinite().all(1)
     rules["score", "finite"] = found.scores.isfinite()
     return rules
 

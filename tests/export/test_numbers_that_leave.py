@@ -26,7 +26,7 @@ def boxes() -> Detections:
     A = torch.randn(3, 9, 9, generator=generator)
     zero = torch.zeros(3, dtype=torch.long)
     plain = Detections(
-        torch.rand(3, 9, generator=generator) + 1,
+        torch.rand(3, 9, generator=generator).double() + 1,
         *(torch.rand(3, generator=generator), zero, zero, FIELDS, ("car", "bus")),
         A @ A.transpose(1, 2),
     )
@@ -51,6 +51,7 @@ WRONG = {
     "probability above 1": ("no_object", 1.5),
     "label -1": ("labels", -1),
     "infinite position": ("boxes", float("inf")),
+    "position beyond float32": ("boxes", 1e300),
     "NaN score": ("scores", float("nan")),
 }
 WRITERS: dict[str, Callable[[Path, Detections], Any]] = {

@@ -116,7 +116,7 @@ def test_a_picture_shows_so_many_boxes_only(monkeypatch) -> None:
     assert f"{float(found.scores.max()):.2f}" in said
 
 
-@pytest.mark.parametrize("value", [1e30, 1e300])
+@pytest.mark.parametrize("value", [1e30, 1e38])
 def test_huge_coordinates_are_drawn(tmp_path: Path, value: float) -> None:
     found = with_error_model(in_space(9))
     found = replace(found, boxes=torch.where(torch.arange(9)[:, None] % 2 == 0, value, found.boxes))
