@@ -136,6 +136,15 @@ def test_calibrate_in_place_for_another_method(made, tmp_path) -> None:
         assert words in done.out
     found = Posterior.load(same, load_detector(WORD)).error_model
     assert (found.estimator, found.threshold) == ("mcglm, 3 samples", 0.5)
+    out = tmp_path / "d.safetensors"
+    words = f"predict --posterior {same} --out {out} --force --count 1 --sweeps 2"
+    for more in ("--seed 0", "--method mcglm", "--samples 3"):  # the rest: as calibrated
+        done = boxcov(f"{words} {more}")
+        assert done.code == 0, done.err
+        meta = Detections.load(out).meta
+        assert (meta["method"], meta["samples"]) == ("mcglm", 3)
+    done = boxcov(f"{words} --method exact")
+    assert "not exact: give --method mcglm --samples 3, or fit one with" in done.err
 
 
 def test_predict_names_the_method_of_the_error_model(made, tmp_path) -> None:
@@ -143,6 +152,7 @@ def test_predict_names_the_method_of_the_error_model(made, tmp_path) -> None:
     done = boxcov(f"predict --posterior {made[0]} --method mcglm --out {out} --count 1")
     assert done.code == 1
     assert f"{made[0]}: this error model is for covariances of exact, not mcglm, 10" in done.err
+    assert "give --method exact, or fit one with" in done.err
     assert "`boxcov calibrate --method mcglm --samples 10`" in done.err
     assert not out.exists()
     done = boxcov(f"predict --posterior {made[0]} --method glm --max-boxes 1 --out {out} --count 1")

@@ -105,7 +105,8 @@ def test_inputs_of_clipped_boxes_are_those_of_pytorch(tmp_path) -> None:
 def test_error_models_that_do_not_fit_are_refused(tmp_path, tiny, posterior, image) -> None:
     out = tmp_path / "t.onnx"
     calibrated = with_error_model(ExactGLM(tiny, posterior), posterior, image, "exact")
-    with pytest.raises(BoxcovError, match="is for covariances of exact, not mcglm, 10 samples"):
+    said = 'is for covariances of exact, not mcglm, 10 samples: give samples="exact" or none'
+    with pytest.raises(BoxcovError, match=said):
         export(tiny, calibrated, out, image, 10)
     with pytest.raises(BoxcovError, match="at most 2000 boxes, got 2001"):
         export(tiny, calibrated, out, image, "exact", limits=StaticLimits(boxes=2001))

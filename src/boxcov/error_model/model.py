@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -115,6 +116,11 @@ class ErrorModel:
         )
         return found if self.widening is None else self.widening(found)
 
+    @property
+    def method(self) -> tuple[str, int | None]:
+        """The method that computed the covariances, and its number of samples."""
+        return _method(self.estimator)
+
     def summary(self) -> dict[str, Any]:
         """Return what a reader of the detections needs: thresholds, levels, dof."""
         return dict(self._summary)
@@ -142,22 +148,26 @@ class ErrorModel:
     def _noise_variance(self) -> Tensor:
         return self.noise.square()
 
-    def check(self, estimator: str, fingerprint: str, detector: Any) -> None:
-        """Raise if the model was fitted for another estimator or another detector."""
+    def check(self, estimator: str, fingerprint: str, detector: Any, fits: str = "") -> None:
+        """Raise if the model was fitted for another estimator or another detector.
+
+        fits: what the user gives for the estimator of the model; options of a command by default.
+        """
         pairs = {
             "covariances of": (self.estimator, estimator),
             "weights": (self.fingerprint[:12], fingerprint[:12]),
             "box fields": (" ".join(self.fields), " ".join(detector.box_fields)),
             "classes": (", ".join(self.classes), ", ".join(detector.classes)),
         }
-        method, _, samples = estimator.removesuffix(" samples").partition(", ")
-        options = f"--method {method}" + (f" --samples {samples}" if samples else "")
         advice = (
-            f"fit one with `boxcov calibrate {options}` (in Python boxcov.calibrate), or take a "
-            "posterior of `boxcov fit`, which has none (in Python posterior.with_error_model(None))"
+            f"fit one with `boxcov calibrate {_options(estimator)}` (in Python boxcov.calibrate), "
+            "or take a posterior of `boxcov fit`, which has none (in Python "
+            "posterior.with_error_model(None))"
         )
         for what, (own, other) in pairs.items():
             if own != other:
+                if own == self.estimator:
+                    advice = f"give {fits or _options(own)}, or {advice}"
                 raise BoxcovError(f"this error model is for {what} {own}, not {other}: {advice}")
         differences = configuration_differences(self.configuration, detector.configuration())
         if self.configuration and differences:
@@ -229,6 +239,22 @@ class ErrorModel:
         _check_numbers(model)
         _check_inputs(model)
         return model
+
+
+def _method(estimator: str) -> tuple[str, int | None]:
+    """Return the method and the number of samples that a name of an estimator states.
+
+    >>> _method("mcglm, 10 samples"), _method("exact")
+    (('mcglm', 10), ('exact', None))
+    """
+    found = re.fullmatch(r"(\w+), (\d{1,9}) samples", estimator)
+    return (found[1], int(found[2])) if found else (estimator, None)
+
+
+def _options(estimator: str) -> str:
+    """Return the options of a command that chooses the estimator."""
+    method, samples = _method(estimator)
+    return f"--method {method}" + ("" if samples is None else f" --samples {samples}")
 
 
 def _check_shapes(model: ErrorModel) -> None:

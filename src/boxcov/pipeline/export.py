@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -12,7 +11,6 @@ from boxcov.data import simulated
 from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.detectors.transformers import QueryDetector
 from boxcov.detectors.yolox import YOLOX
-from boxcov.error_model.model import ErrorModel
 from boxcov.errors import BoxcovError
 from boxcov.export import onnx
 from boxcov.pipeline.detectors import load_detector, warn_if_implausible
@@ -40,24 +38,13 @@ def run(options: ExportCommand, note: Callable[[str], None] | None = None) -> di
         posterior,
         options.out,
         inputs,
-        _method(options, posterior.error_model),
+        "exact" if options.exact else options.samples,
         options.seed,
         onnx.StaticLimits(options.boxes, options.candidates, options.pairs),
         input_name=input_name,
         signal_inputs=signal_inputs,
     )
     return {"out": str(options.out), "bytes": options.out.stat().st_size, **report}
-
-
-def _method(options: ExportCommand, error_model: ErrorModel | None) -> int | Literal["exact"]:
-    """Return "exact" or the number of samples: as asked, else as the error model was calibrated."""
-    if options.exact:
-        return "exact"
-    if options.samples is not None:
-        return options.samples
-    fitted = "" if error_model is None else error_model.estimator
-    found = re.fullmatch(r"mcglm, (\d+) samples", fitted)
-    return "exact" if fitted == "exact" else int(found[1]) if found else 10
 
 
 def _example_input(detector: Any, options: ExportCommand) -> tuple[str, Any, torch.Tensor | None]:

@@ -164,15 +164,21 @@ def build_predictor(
     with_logit: bool = False,
     calibrated: bool = True,
 ) -> Predictor:
-    """Return the predictor that ``options`` describe; ``calibrated=False`` has no error model."""
+    """Return the predictor that ``options`` describe; ``calibrated=False`` has no error model.
+
+    The method and number of samples are those of the error model, if the options state none.
+    """
     posterior = error_model = None
     if options.posterior is not None and options.method != "nms":
         posterior = Posterior.load(options.posterior, detector)
-        error_model, posterior = posterior.error_model, posterior.with_error_model(None)
+        error_model = posterior.error_model if calibrated else None
+        posterior = posterior.with_error_model(None)
+    if error_model is not None:
+        options = options.as_calibrated(*error_model.method)
     model = predictor_of(
         detector, posterior, options, seed, max_boxes=max_boxes, with_logit=with_logit
     )
-    if error_model is None or not calibrated:
+    if error_model is None:
         return model
     try:
         return with_error_model(model, error_model)
@@ -196,10 +202,12 @@ def predictor_of(
     if options.method == "mci":
         return MCI(detector, posterior, samples=samples, seed=seed, with_logit=with_logit)
     if posterior is None:
-        raise BoxcovError(f"the method {options.method} needs a posterior: give --posterior FILE")
+        raise BoxcovError(
+            f"the method {options.method or 'exact'} needs a posterior: give --posterior FILE"
+        )
     if options.method == "glm":
         return GLM(detector, posterior, max_boxes=max_boxes, with_logit=with_logit)
-    if options.method == "exact":
+    if options.method in ("exact", None):
         return ExactGLM(detector, posterior, options.samples, seed, with_logit=with_logit)
     epsilon = 1e-7 if options.epsilon is None else options.epsilon
     derivative = options.derivative or "jvp"

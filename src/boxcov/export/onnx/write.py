@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_flatten_with_path
 
 from boxcov._torch.modules import shadow
 from boxcov.detector import Detector
+from boxcov.error_model.model import ErrorModel
 from boxcov.errors import BoxcovError, import_package, join_names
 from boxcov.export.onnx.graph import FrameGraph, build_graph
 from boxcov.export.onnx.model import build_model
@@ -39,7 +40,7 @@ def export(
     posterior: Posterior,
     path: str | Path,
     inputs: Any,
-    samples: int | Literal["exact"] = 10,
+    samples: int | Literal["exact"] | None = None,
     seed: int = 0,
     limits: StaticLimits | None = None,
     *,
@@ -52,7 +53,8 @@ def export(
     inputs: an example of the graph's input, a batch of 1: a tensor, or a pytree of tensors such as
     a dict, whose keys name the inputs; all shapes are fixed. It is the output of the encoder for a
     CenterPoint, an image for a YOLOX. samples: number of posterior samples, stored as constants
-    equal to those of ``MCGLM(samples=, seed=)``; or "exact" for the covariance of ``ExactGLM``.
+    equal to those of ``MCGLM(samples=, seed=)``; or "exact" for the covariance of ``ExactGLM``; by
+    default as the error model was calibrated, 10 samples without one.
     check: run the graph in onnxruntime on the example, and refuse to write it if it differs from
     PyTorch by more than 1e-3.
 
@@ -77,6 +79,8 @@ def export(
     for package in ("onnx", "onnxscript", *(["onnxruntime"] if check else [])):
         import_package(package)
     limits = limits or StaticLimits()
+    if samples is None:
+        samples = _calibrated_samples(posterior.error_model) or 10
     if samples != "exact":
         check_samples(samples)
     method = {
@@ -165,13 +169,24 @@ def _static_part(
     return part
 
 
+def _calibrated_samples(error_model: ErrorModel | None) -> int | Literal["exact"] | None:
+    """Return ``samples`` of the graph that an error model is for; None if there is none."""
+    method, samples = ("", None) if error_model is None else error_model.method
+    if method == "exact" and samples is None:
+        return "exact"
+    return samples if method == "mcglm" else None
+
+
 def _check_error_model(
     detector: Detector, posterior: Posterior, method: str, limits: StaticLimits
 ) -> None:
     """Raise if the posterior's error model is for something else, or too many rows."""
     if posterior.error_model is None:
         return
-    posterior.error_model.check(method, posterior.fingerprint, detector)
+    samples = _calibrated_samples(posterior.error_model)
+    option = "--exact" if samples == "exact" else f"--samples {samples}"
+    fits = f"samples={to_json(samples)} or none (`boxcov export {option}`)" if samples else ""
+    posterior.error_model.check(method, posterior.fingerprint, detector, fits)
     if limits.boxes > MAX_ROWS:
         raise BoxcovError(
             f"the graph of an error model has at most {MAX_ROWS} boxes, got {limits.boxes}: lower "

@@ -139,7 +139,7 @@ class PredictCommand(DetectorOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        method = self.estimator.method
+        method = self.estimator.method or "exact"
         if self.max_boxes is not None and method != "glm":
             raise BoxcovError(f"the method {method} has no option --max-boxes: remove it")
         if self.with_logit and method == "nms":

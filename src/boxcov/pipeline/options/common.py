@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast, get_args
 
 from boxcov.errors import BoxcovError
 from boxcov.pipeline.options import vocabulary
@@ -117,6 +117,9 @@ class PredictedData(Options):
     )
 
 
+Method = Literal["mcglm", "glm", "exact", "mci", "nms"]
+
+
 @dataclass(frozen=True)
 class EstimatorOptions(Options):
     """How covariances are computed. Options that the method does not have are refused.
@@ -127,12 +130,13 @@ class EstimatorOptions(Options):
     boxcov.errors.BoxcovError: the method glm has no option --samples: remove it
     """
 
-    method: Literal["mcglm", "glm", "exact", "mci", "nms"] = option(
-        "exact",
+    method: Method | None = option(
+        None,
         METHOD,
         "exact: the covariance under the posterior; mcglm: its estimate from samples; glm: one "
         "backward pass per number (slow); mci: MC dropout, or re-runs with sampled weights; nms: "
         "the spread of the boxes that NMS removes, a baseline.",
+        shown="as the posterior was calibrated, or exact",
     )
     posterior: Path | None = option(
         None,
@@ -144,7 +148,7 @@ class EstimatorOptions(Options):
         None,
         METHOD,
         "Posterior samples of mcglm and mci (10 by default); for exact, estimate the layers below "
-        "the head from this many samples.",
+        "the head from this many samples. By default as the posterior was calibrated.",
         within="[2, inf)",
     )
     derivative: Literal["jvp", "fd"] | None = option(
@@ -159,8 +163,10 @@ class EstimatorOptions(Options):
         methods = {"samples": ("mcglm", "exact", "mci"), "derivative": ("mcglm",)}
         methods["epsilon"] = methods["derivative"]
         for name, supported in methods.items():
-            if getattr(self, name) is not None and self.method not in supported:
-                raise BoxcovError(f"the method {self.method} has no option --{name}: remove it")
+            if getattr(self, name) is not None and (self.method or "exact") not in supported:
+                advice = "remove it" if self.method else f"give --method {supported[0]}"
+                method = self.method or "exact"
+                raise BoxcovError(f"the method {method} has no option --{name}: {advice}")
         if self.epsilon is not None and self.derivative != "fd":
             raise BoxcovError("--epsilon is the step of --derivative fd: forward mode has no step")
         is_shipped = self.posterior == SHIPPED_POSTERIOR
@@ -175,7 +181,21 @@ class EstimatorOptions(Options):
         """
         if self.posterior is not None or self.method in ("nms", "mci"):
             return self
-        return replace(self, posterior=default_posterior(detector, f"the method {self.method}"))
+        user = f"the method {self.method or 'exact'}"
+        return replace(self, posterior=default_posterior(detector, user))
+
+    def as_calibrated(self, method: str, samples: int | None) -> EstimatorOptions:
+        """Return the options with the method and samples of an error model, where none are given.
+
+        >>> EstimatorOptions().as_calibrated("mcglm", 20).samples
+        20
+        >>> EstimatorOptions("mcglm").as_calibrated("exact", None).method
+        'mcglm'
+        """
+        if method not in get_args(Method) or self.method not in (None, method):
+            return self
+        own = samples if self.samples is None else self.samples
+        return replace(self, method=cast(Method, method), samples=own)
 
 
 def default_posterior(detector: str, user: str) -> Path:
