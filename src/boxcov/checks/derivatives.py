@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from boxcov.checks.report import Finding
-from boxcov.checks.subject import NotChecked, Subject, bad, good, named_floats
+from boxcov.checks.subject import NotChecked, Subject, bad, good, moved, named_floats
 from boxcov.detector import Detector
 from boxcov.errors import join_names
 from boxcov.kfac.fit import FitOptions, fit
@@ -30,7 +30,7 @@ def differentiable(subject: Subject) -> Finding:
     leaves = [leaf for _, leaf in named_floats(raw)]
     # what does not depend on the weights, such as the size of the image, needs no derivative
     directions = [
-        yes * _like(leaf, generator) for yes, leaf in zip(_moving(subject, leaves), leaves)
+        yes * _like(leaf, generator) for yes, leaf in zip(subject.moving_floats(), leaves)
     ]
     slope = _slope(detector, raw, directions, subject)
     if slope is None:
@@ -41,7 +41,7 @@ def differentiable(subject: Subject) -> Finding:
     step = 1e-6 if slope.dtype == torch.float64 else 1e-3
     with torch.no_grad():
         ahead, behind = (
-            detector.decode(_moved(raw, directions, sign * step), subject.needed_selection())
+            detector.decode(moved(raw, directions, sign * step), subject.needed_selection())
             for sign in (1, -1)
         )
     if ahead.shape != slope.shape:
@@ -71,8 +71,8 @@ def same_instances(subject: Subject) -> Finding:
     detector, raw = subject.shadow(), subject.needed_raw()
     leaves = [leaf for _, leaf in named_floats(raw)]
     # With opposite signs, the highest scores become the lowest.
-    moving = _moving(subject, leaves)
-    flipped = _moved(raw, [-2.0 * yes * leaf for yes, leaf in zip(moving, leaves)], 1.0)
+    moving = subject.moving_floats()
+    flipped = moved(raw, [-2.0 * yes * leaf for yes, leaf in zip(moving, leaves)], 1.0)
     todo = "decode() must read selection.where, and not threshold, sort or suppress by itself"
     try:
         with torch.no_grad():
@@ -88,13 +88,13 @@ def same_instances(subject: Subject) -> Finding:
         )
     rows = torch.linspace(0, expected[0] - 1, min(_ROWS, expected[0])).long().unique().tolist()
     before, after = (_read_by(detector, tree, rows, subject) for tree in (raw, flipped))
-    moved = [
+    strayed = [
         row
         for row, a, b in zip(rows, before, after)
         if a is not None and b is not None and not bool((a & b).any())
     ]
-    if moved:
-        return bad(f"box {moved[0]} reads other raw outputs when their values change", todo)
+    if strayed:
+        return bad(f"box {strayed[0]} reads other raw outputs when their values change", todo)
     return good(f"{expected[0]} rows for other raw outputs too, read at the same places")
 
 
@@ -211,12 +211,6 @@ def logits(subject: Subject) -> Finding:
 # helpers
 
 
-def _moving(subject: Subject, leaves: list[Tensor]) -> list[bool]:
-    """Which raw outputs depend on the weights; all of them if that is not known."""
-    known = any(subject.moving) and len(subject.moving) == len(leaves)
-    return subject.moving if known else [True] * len(leaves)
-
-
 def _exact(detector: Detector, subject: Subject) -> ExactGLM:
     """Run ExactGLM on the head under an identity Fisher; it verifies its engines and raises."""
     part = next(iter(subject.original.parts()))
@@ -303,20 +297,6 @@ def _read_by(
             )
             found.append(read if bool(read.any()) else None)
     return found
-
-
-def _moved(raw: Any, directions: list[Tensor], step: float) -> Any:
-    """The raw outputs, each floating-point tensor moved along its direction."""
-    following = iter(directions)
-
-    def move(leaf: Any) -> Any:
-        return (
-            leaf.detach() + step * next(following)
-            if isinstance(leaf, Tensor) and leaf.is_floating_point()
-            else leaf
-        )
-
-    return tree_map(move, raw)
 
 
 def _like(tensor: Tensor, generator: torch.Generator) -> Tensor:

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from boxcov.checks.report import Finding
-from boxcov.checks.subject import NotChecked, Subject, bad, good
+from boxcov.checks.subject import NotChecked, Subject, bad, good, moved, named_floats
 from boxcov.detector import Candidates
+from boxcov.errors import BoxcovError
 from boxcov.static_selection import StaticLimits, check_static_selection
+
+# Variants of the raw outputs: the share of the numbers that move, and how far at most, relative to
+# the way to the largest or smallest one. Few candidates first.
+_SHARES, _WAYS = (0.004, 0.02, 0.1, 0.5), (0.25, 0.5, 0.75, 1.0)
+_MOST_MOVED = 100_000  # numbers of a tensor
+_TINY = 1e-5  # relative to a tensor's spread: far above rounding, far below a wrong limit
+_SATURATED = 1 - 1e-5  # such scores may be equal, which leaves the order of boxes undefined
 
 
 def static_selection(subject: Subject) -> Finding:
@@ -30,9 +44,85 @@ def static_selection(subject: Subject) -> Finding:
             f"{int(static.left_off)} boxes or candidates are beyond {limits}: take a frame with "
             "fewer"
         )
+    compared = _compare_variants(subject, limits)
     same_order = torch.equal(static.selection.scores[: len(chosen)], chosen.scores)
     order = "" if same_order else ", in another order, which boxcov.compile does not take"
-    return good(f"boxes, scores and labels of select(){order}")
+    return good(
+        f"boxes, scores and labels of select() in this frame and {compared} variants of its raw "
+        f"outputs{order}"
+    )
+
+
+def _compare_variants(subject: Subject, limits: StaticLimits) -> int:
+    """Return the number of varied raw outputs in which both selections agree; raise if they differ.
+
+    A single frame may have no score and no overlap near a limit of the selection's rules.
+    """
+    generator, compared = torch.Generator().manual_seed(0), 0
+    if any(leaf.element_size() < 4 for _, leaf in named_floats(subject.needed_raw())):
+        return 0  # numbers of so few digits are often equal
+    for share, way in product(_SHARES, _WAYS):
+        step = partial(_towards_ends, share=share, way=way, generator=generator)
+        raw = _vary(subject, subject.needed_raw(), step)
+        found = _difference(subject, raw, limits)
+        compared += found == ""
+        for _ in range(2 if found else 0):  # no difference remains if rounding made it
+            again = _vary(subject, raw, partial(_tiny_step, generator=generator))
+            found = found and _difference(subject, again, limits)
+        if found:
+            raise BoxcovError(
+                f"{found}. This is so for other raw outputs than this frame's: compare threshold, "
+                "NMS overlap, classes and limits of both"
+            )
+    return compared
+
+
+def _difference(subject: Subject, raw: Any, limits: StaticLimits) -> str | None:
+    """Return in what the selections differ, "" if they agree, None if they cannot be compared."""
+    detector = subject.shadow()
+    try:
+        with torch.no_grad():
+            static = detector.select_static(raw, limits)
+            if static is None or int(static.left_off):
+                return None
+            chosen = detector.select(raw)
+            boxes = detector.decode(raw, chosen)
+            if not bool(boxes.isfinite().all()) or bool((chosen.scores > _SATURATED).any()):
+                return None
+            check_static_selection(detector, raw, static)
+    except BoxcovError as error:
+        return str(error)
+    except Exception:  # of raw outputs that no network gives
+        return None
+    return ""
+
+
+def _vary(subject: Subject, raw: Any, step: Callable[[Tensor], Tensor]) -> Any:
+    """The raw outputs, with a step of each that depends on the weights."""
+    leaves = [leaf.detach() for _, leaf in named_floats(raw)]
+    steps = [
+        step(leaf) if moves else torch.zeros_like(leaf)
+        for leaf, moves in zip(leaves, subject.moving_floats())
+    ]
+    return moved(raw, steps, 1.0)
+
+
+def _towards_ends(leaf: Tensor, *, share: float, way: float, generator: torch.Generator) -> Tensor:
+    """A step of some numbers towards the largest or the smallest: no number leaves the range."""
+    step, flat = torch.zeros_like(leaf).flatten(), leaf.flatten()
+    if not len(flat):
+        return step.view_as(leaf)
+    count = min(int(share * len(flat)) + 1, _MOST_MOVED)
+    at = torch.randint(len(flat), (count,), generator=generator).unique()
+    end, size = torch.rand(2, len(at), generator=generator).to(leaf)
+    at = at.to(leaf.device)
+    step[at] = way * size * (torch.where(end < 0.5, flat.min(), flat.max()) - flat[at])
+    return step.view_as(leaf)
+
+
+def _tiny_step(leaf: Tensor, *, generator: torch.Generator) -> Tensor:
+    noise = torch.randn(leaf.shape, generator=generator).to(leaf)
+    return _TINY * leaf.std().nan_to_num(0.0) * noise
 
 
 def candidates(subject: Subject) -> Finding:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten_with_path, tree_leaves
+from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_map
 
 from boxcov._torch.modules import fresh, shadow
 from boxcov.checks.report import Finding, LayerRow
@@ -84,6 +84,12 @@ class Subject:
             before.restore()
         return self.second
 
+    def moving_floats(self) -> list[bool]:
+        """Which floats of the raw outputs depend on the weights; all of them if that is unknown."""
+        count = len(named_floats(self.needed_raw()))
+        known = any(self.moving) and len(self.moving) == count
+        return self.moving if known else [True] * count
+
     def needed_raw(self) -> Any:
         if self.raw is None:
             raise NotChecked("needs the raw outputs of forward()")
@@ -124,6 +130,20 @@ def named_floats(tree: Any) -> list[tuple[str, Tensor]]:
         for path, leaf in found
         if isinstance(leaf, Tensor) and leaf.is_floating_point()
     ]
+
+
+def moved(raw: Any, directions: list[Tensor], step: float) -> Any:
+    """The raw outputs, each floating-point tensor moved along its direction."""
+    following = iter(directions)
+
+    def move(leaf: Any) -> Any:
+        return (
+            leaf.detach() + step * next(following)
+            if isinstance(leaf, Tensor) and leaf.is_floating_point()
+            else leaf
+        )
+
+    return tree_map(move, raw)
 
 
 def nearest(found: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
