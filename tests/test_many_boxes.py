@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CODE = """
 import json, resource, sys
 from pathlib import Path
@@ -51,14 +53,40 @@ print(json.dumps(taken))
 """
 
 
-def test_ten_thousand_boxes_in_one_frame(tmp_path) -> None:
-    """At most 400 MiB for each step; all pairs of 10,000 boxes would be 400 MB per number."""
+POINTS = """
+import json, resource
+import torch
+from boxcov.data.points import count_points
+
+torch.set_num_threads(1)
+points, boxes = 80 * torch.rand(100_000, 4) - 40, 80 * torch.rand(5000, 7) - 40
+boxes[:, 3:6] = 0.5 + 3 * torch.rand(5000, 3)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+assert int(count_points(points, boxes).sum()) > 0
+print(json.dumps({"points": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before >> 10}))
+"""
+
+
+def memory(code: str, *words: str) -> dict[str, int]:
+    """MiB that each step of the code takes, in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-c", CODE, str(tmp_path)],
+        [sys.executable, "-c", code, *words],
         capture_output=True,
         text=True,
         cwd=Path(__file__).parent,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    taken = json.loads(done.stdout)
+    taken: dict[str, int] = json.loads(done.stdout)
+    return taken
+
+
+def test_ten_thousand_boxes_in_one_frame(tmp_path) -> None:
+    """At most 400 MiB for each step; all pairs of 10,000 boxes would be 400 MB per number."""
+    taken = memory(CODE, str(tmp_path))
     assert max(taken.values()) < 400, taken
+
+
+@pytest.mark.slow
+def test_five_thousand_labels_among_many_points() -> None:
+    """All pairs with 100,000 points at once took 11 GB."""
+    assert memory(POINTS)["points"] < 100
