@@ -224,6 +224,15 @@ def test_stress_frames_widen_the_regions(
     assert model.widening.bound.isfinite()
 
 
+def test_too_few_boxes_name_the_share_of_the_frames(
+    made, posterior: Path, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr("boxcov.error_model.calibrate.MIN_PAIRS", made[1]["paired"])
+    done = boxcov(f"calibrate --posterior {posterior} --out {tmp_path / 'c'} {FRAMES}")
+    assert done.code == 1
+    assert "with an object in the first 5 of 10 frames (--fit-share 0.5), 5 of them" in done.err
+
+
 def test_stress_is_other_data_or_resized_lidar_frames(posterior: Path) -> None:
     options = CalibrateCommand(
         out=posterior, estimator=EstimatorOptions("exact", posterior), stress="simulated:rain"

@@ -27,7 +27,8 @@ def calibrate(options: CalibrateCommand, as_json: AsJson = False) -> None:
         say_json(report)
         return
     say_table(_table(report))
-    say(f"{_regions(report)}\n{_verdict(report)}\nwritten to {report['out']}")
+    verdict = _verdict(report, options.source.more_frames)
+    say(f"{_regions(report)}\n{verdict}\nwritten to {report['out']}")
 
 
 def _table(report: dict[str, Any]) -> Table:
@@ -66,21 +67,19 @@ def _regions(report: dict[str, Any]) -> str:
     return f"regions of {levels} % hold {shares} % of the errors"
 
 
-def _verdict(report: dict[str, Any]) -> str:
+def _verdict(report: dict[str, Any], more_frames: str) -> str:
     """Return a sentence: does risk find bad boxes better than 1 - score does?
 
     >>> row = {"AUROC": 0.97, "baseline": 0.95, "low": 0.01, "high": 0.03}
-    >>> _verdict({"held_out": {"rows": {"risk": row}}})
+    >>> _verdict({"held_out": {"rows": {"risk": row}}}, "more frames")
     'risk finds bad boxes better than 1 - score: AUROC 0.970 against 0.950'
-    >>> _verdict({"held_out": {"rows": {"risk": {**row, "low": -0.01}}}})
-    'risk is not shown to find bad boxes better than 1 - score: give more frames with --count'
+    >>> _verdict({"held_out": {"rows": {"risk": {**row, "low": -0.01}}}}, "more frames")
+    'risk is not shown to find bad boxes better than 1 - score: give more frames'
     """
     row = report["held_out"]["rows"]["risk"]
     if row["low"] > 0:
         numbers = f"AUROC {row['AUROC']:.3f} against {row['baseline']:.3f}"
         return f"risk finds bad boxes better than 1 - score: {numbers}"
     if row["high"] < 0:
-        return "risk finds bad boxes worse than 1 - score: give more frames with --count"
-    return (
-        "risk is not shown to find bad boxes better than 1 - score: give more frames with --count"
-    )
+        return f"risk finds bad boxes worse than 1 - score: give {more_frames}"
+    return f"risk is not shown to find bad boxes better than 1 - score: give {more_frames}"

@@ -207,16 +207,28 @@ def iou_thresholds(
     return thresholds, default if threshold is None else threshold
 
 
+def check_pairs(records: Records, which: str = "these frames") -> None:
+    """Raise if an error model cannot be fitted on so few boxes with an object.
+
+    which: the frames, in words.
+    """
+    paired, frames = int(records.paired.sum()), len(np.unique(records.frame))
+    if len(records) and not paired:
+        raise BoxcovError(
+            f"none of {len(records)} boxes in {which} lies on an object of its class: compare the "
+            "order of the box fields, units, axes and class indices of boxes and labels"
+        )
+    if paired < MIN_PAIRS or frames < FOLDS:
+        raise BoxcovError(
+            f"{paired} boxes with an object in {which}, {frames} of them with boxes, are too few "
+            f"to fit an error model: it needs {MIN_PAIRS} boxes in {FOLDS} frames, better 40 frames"
+        )
+
+
 def _check(found: Detections, records: Records) -> None:
     if len(found) != len(records):
         raise BoxcovError(f"{len(found)} boxes, but records of {len(records)}")
-    paired, frames = int(records.paired.sum()), len(np.unique(records.frame))
-    if paired < MIN_PAIRS or frames < FOLDS:
-        raise BoxcovError(
-            f"{paired} boxes with an object in {frames} frames with boxes are too few to fit an "
-            f"error model: give at least {MIN_PAIRS} boxes and {FOLDS} frames, better 40 frames "
-            "or more"
-        )
+    check_pairs(records)
     if not bool(found.boxes.isfinite().all()):
         raise BoxcovError("some boxes are not finite: remove those rows")
 

@@ -12,6 +12,7 @@ from boxcov.data.augment import resize_objects
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.error_model.calibrate import (
+    check_pairs,
     fit_error_model,
     iou_thresholds,
     predict_frames,
@@ -47,7 +48,7 @@ def run(options: CalibrateCommand, steps: Steps | None = None) -> dict[str, Any]
     source = match_source(source, detector)
     frames = load_labelled_frames(source, options.device, detector.classes)
     warn_if_implausible(detector, frames)
-    fit_frames = _fit_frames(len(frames), options.fit_share)
+    fit_frames = _fit_frames(len(frames), options)
     stress = _stress_frames(options, source, frames, detector)
     model = build_predictor(detector, options.estimator, source.seed, calibrated=False)
     posterior = model.posterior
@@ -63,8 +64,11 @@ def run(options: CalibrateCommand, steps: Steps | None = None) -> dict[str, Any]
 
     found, truth = predict_frames(model, frames, started("predicting", "frames"))
     records = match_detections(found, truth, threshold=-1.0)
+    check_pairs(records, f"all {len(frames)} frames")
     first = found.frame < fit_frames
     part = found[first], records[first.numpy()]
+    share = f"the first {fit_frames} of {len(frames)} frames (--fit-share {options.fit_share:g})"
+    check_pairs(part[1], share)
     tried = fit(*part, "fitting the error model of the report")
     held_out = evaluate_error_model(tried.apply(found[~first]), records[~first.numpy()])
     final = fit(found, records, "fitting the error model")
@@ -96,13 +100,14 @@ def _stress_frames(
     return resize_objects(frames)
 
 
-def _fit_frames(frames: int, share: float) -> int:
+def _fit_frames(frames: int, options: CalibrateCommand) -> int:
     """Return the number of frames for the fit that is evaluated."""
+    share = options.fit_share
     count = round(share * frames)
     if not FOLDS <= count < frames:
         raise BoxcovError(
             f"{frames} frames cannot be split with --fit-share {share}: the fit needs at least "
-            f"{FOLDS} frames and the report at least one; give more frames with --count"
+            f"{FOLDS} frames and the report at least one; give {options.source.more_frames}"
         )
     return count
 

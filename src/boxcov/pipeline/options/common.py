@@ -76,6 +76,17 @@ class DataOptions(Options):
     seed: int = vocabulary.seed()
     sweeps: int = vocabulary.sweeps()
 
+    @property
+    def more_frames(self) -> str:
+        """What a message advises if the frames are too few.
+
+        >>> DataOptions("python:mine.py:frames").more_frames
+        'more labelled frames than this split has'
+        """
+        if self.count is None and not self.data.startswith("simulated"):
+            return "more labelled frames than this split has"
+        return "more frames with --count"
+
 
 @dataclass(frozen=True, kw_only=True)
 class FileOptions(Options):
