@@ -73,6 +73,7 @@ ALONE = {  # a broken promise, and the other checks that must fail with it
     "DividedLoss": set(),
     "ChangesInputs": set(),
     "BadStages": set(),
+    "NegativeSize": set(),
 }
 
 
@@ -196,6 +197,20 @@ def test_what_a_detector_without_select_static_cannot_do() -> None:
     assert finding.passed is None
     for word in ("not implemented (optional)", "no ONNX file", "boxcov.compile", "deploy.md"):
         assert word in finding.seen
+
+
+def test_fields_without_labelled_objects_are_noted(sound: Report) -> None:
+    report = check(NetDetector(nn.Conv2d(2, 3, 1)), (torch.randn(1, 2, 5, 5), None))
+    finding = report["names"]
+    assert finding.passed
+    for words in ("calibrate and evaluate", "x y w l yaw, or x1 y1 x2 y2"):
+        assert words in finding.todo
+    assert sound["names"].todo == ""
+    # what the gradient is counted over
+    assert re.search(
+        r"\d+ of the \d+ weight and bias tensors of layers that can be in a posterior",
+        report["boxes: gradient"].seen,
+    )
 
 
 def test_the_cost_of_scores_is_named(sound: Report) -> None:

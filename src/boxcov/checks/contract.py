@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_structure
 
 from boxcov._torch.modules import check_finite_weights, fresh, shadow, versions
+from boxcov.box_layout import IMAGE, PLANE, has_layout
 from boxcov.checks.report import Finding
 from boxcov.checks.subject import (
     NotChecked,
@@ -21,6 +22,7 @@ from boxcov.checks.subject import (
     named_floats,
     nearest,
     same_bits,
+    size_problem,
 )
 from boxcov.detector import Selection, part_modules
 from boxcov.errors import BoxcovError, join_names
@@ -46,9 +48,14 @@ def names(subject: Subject) -> Finding:
             f"periods is {dict(detector.periods)}",
             "give the length after which a field wraps around, above 0",
         )
+    pairable = any(has_layout(detector.box_fields, layout) for layout in (PLANE, IMAGE))
     return good(
         f"boxes {' '.join(detector.box_fields)}; "
-        f"{len(detector.classes)} classes ({join_names(detector.classes, 4)})"
+        f"{len(detector.classes)} classes ({join_names(detector.classes, 4)})",
+        ""
+        if pairable
+        else "fit and predict take these fields; boxcov calibrate and evaluate pair boxes with "
+        f"labelled objects, for which they need {' '.join(PLANE)}, or {' '.join(IMAGE)}",
     )
 
 
@@ -315,6 +322,13 @@ def boxes(subject: Subject) -> Finding:
             "return floating-point numbers: rounding to pixels has no derivative",
         )
     subject.boxes = found
+    problem = size_problem(subject.original.box_fields, found)
+    if problem:
+        return bad(
+            problem,
+            "return the columns in the order of box_fields: from cx cy w h, x1 is cx - w / 2 and "
+            "x2 is cx + w / 2 (or name the fields cx cy w h)",
+        )
     return good(f"{expected[0]} boxes of {expected[1]} fields")
 
 

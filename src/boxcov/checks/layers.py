@@ -179,7 +179,8 @@ def box_gradient(subject: Subject) -> Finding:
     if dead:
         return bad(f"{join_names(dead)} have no gradient in any weight of the parts", todo)
     return good(
-        f"every field depends on weights; {len(reached)} of {len(aliases)} parameters matter"
+        f"every field depends on weights: {len(reached)} of the {len(aliases)} weight and bias "
+        "tensors of layers that can be in a posterior move these boxes"
     )
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from boxcov.checks.report import Finding
-from boxcov.checks.subject import NotChecked, Subject, bad, good, moved, named_floats
+from boxcov.checks.subject import NotChecked, Subject, bad, good, moved, named_floats, size_problem
 from boxcov.detector import Candidates
 from boxcov.errors import BoxcovError
 from boxcov.static_selection import StaticLimits, check_static_selection
@@ -87,7 +87,8 @@ def _difference(subject: Subject, raw: Any, limits: StaticLimits) -> str | None:
                 return None
             chosen = detector.select(raw)
             boxes = detector.decode(raw, chosen)
-            if not bool(boxes.isfinite().all()) or bool((chosen.scores > _SATURATED).any()):
+            odd = not bool(boxes.isfinite().all()) or size_problem(detector.box_fields, boxes)
+            if odd or bool((chosen.scores > _SATURATED).any()):
                 return None
             check_static_selection(detector, raw, static)
     except BoxcovError as error:

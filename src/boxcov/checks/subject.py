@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -144,6 +144,29 @@ def moved(raw: Any, directions: list[Tensor], step: float) -> Any:
         )
 
     return tree_map(move, raw)
+
+
+def size_problem(fields: Sequence[str], boxes: Tensor) -> str:
+    """Name the first box (m, D) of negative size; nothing if there is none.
+
+    An image box may be empty: clipping at the border makes such boxes.
+
+    >>> size_problem(("x1", "y1", "x2", "y2"), torch.tensor([[30.0, 20.0, 8.0, 24.0]]))
+    'x2 < x1 in 1 of 1 boxes, e.g. box 0: x1 30, y1 20, x2 8, y2 24'
+    """
+    column = dict(zip(fields, boxes.unbind(1)))
+    wrong = {
+        f"{end} < {start}": column[end] < column[start]
+        for start, end in (("x1", "x2"), ("y1", "y2"))
+        if {start, end} <= set(fields)
+    }
+    wrong |= {f"{size} <= 0": column[size] <= 0 for size in ("w", "l", "h") if size in column}
+    for what, is_wrong in wrong.items():
+        rows = is_wrong.nonzero()[:, 0].tolist()
+        if rows:
+            box = ", ".join(f"{name} {x:.4g}" for name, x in zip(fields, boxes[rows[0]].tolist()))
+            return f"{what} in {len(rows)} of {len(boxes)} boxes, e.g. box {rows[0]}: {box}"
+    return ""
 
 
 def nearest(found: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
