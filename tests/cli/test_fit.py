@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import json
 import signal
+from dataclasses import replace
 from typing import get_type_hints
 
 import pytest
 import torch
 
 import boxcov as package
+from boxcov.cli import fit as fit_command
 from boxcov.data import shapes, simulated
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.evaluate.scalar_uncertainty import ScalarUncertainty
@@ -207,6 +209,24 @@ def test_largest_condition_number_is_reported() -> None:
     said = fitting.summarize(posterior, 0.0)
     assert len(conditions) > 1
     assert said["condition"] == conditions[said["worst"]] == max(conditions.values())
+
+
+@pytest.mark.parametrize(("n_data", "few"), [(4, True), (1e6, False)])
+def test_a_posterior_that_is_almost_the_prior_is_named(n_data: float, few: bool) -> None:
+    detector, frames = TinyCenter(), shapes.frames(count=4)
+    posterior = package.fit(detector, frames, n_data=n_data)
+    said = fitting.summarize(posterior, 0.0)
+    text = fit_command._format({**said, "out": "p.safetensors"})
+    assert ("covariances are almost those of the prior; give more frames" in text) == few
+    assert said["weights"] == sum(block.size for block in posterior.blocks.values())
+    # the claim itself: variances of boxes without any frame
+    prior = replace(posterior, n_data=1e-9)
+    own, without = (
+        package.ExactGLM(detector, p)(frames[0][0]).covariance.diagonal(dim1=1, dim2=2)
+        for p in (posterior, prior)
+    )
+    assert len(own)
+    assert bool(((own / without).median(0).values > 0.9).all()) == few
 
 
 def test_choices_equal_those_of_the_library() -> None:

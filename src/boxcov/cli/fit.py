@@ -12,6 +12,9 @@ _AUTO = """
   the frames set it where they determine at least half of a layer's weights; in other layers the
   prior is as wide as the weights are large (their root mean square)"""
 
+# Of the weights: variances of a trained TinyCenter's boxes are then within 10 % of the prior's.
+_FEW_DETERMINED = 1e-3
+
 
 def fit(options: FitCommand, as_json: AsJson = False) -> None:
     """Fit the posterior of a detector's weights to its training frames.
@@ -44,8 +47,19 @@ def _format(report: dict[str, Any]) -> str:
         f"posterior of {report['layers']} layers ({report['depth']}) from {frames}, "
         f"in {report['minutes']:.2f} minutes\n"
         f"prior precision: {report['prior']}{_AUTO if 'auto' in str(report['prior']) else ''}\n"
+        f"{_warn_of_few_frames(report)}"
         f"{report['storage']}{error}\n"
         f"largest condition number of the covariance: {report['condition']:.2g} "
         f"in {report['worst']}\n"
         f"written to {report['out']}"
+    )
+
+
+def _warn_of_few_frames(report: dict[str, Any]) -> str:
+    determined, weights = report["determined"], report["weights"]
+    if determined is None or determined >= _FEW_DETERMINED * weights:
+        return ""
+    return (
+        f"  the frames say little about these weights (they determine {determined:.2g} of "
+        f"{weights:,}):\n  covariances are almost those of the prior; give more frames\n"
     )

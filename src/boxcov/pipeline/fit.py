@@ -13,6 +13,7 @@ from boxcov.pipeline.detectors import load_detector, match_source, warn_if_impla
 from boxcov.pipeline.frames import load_in_background, load_labelled_frames
 from boxcov.pipeline.options import FitCommand
 from boxcov.pipeline.paths import checkpoint_path, holds_output
+from boxcov.posterior.kronecker_block import determined_weights
 from boxcov.posterior.posterior import Posterior
 
 
@@ -82,6 +83,8 @@ def summarize(posterior: Posterior, minutes: float) -> dict[str, Any]:
         "n_data": posterior.n_data,
         "prior_precision": posterior.prior_precision,
         "prior": posterior.prior_summary,
+        "weights": sum(block.size for block in posterior.blocks.values()),
+        "determined": _determined(posterior),
         "fisher": posterior.fisher,
         "form": posterior.form,
         "locations": posterior.locations,
@@ -96,3 +99,11 @@ def summarize(posterior: Posterior, minutes: float) -> dict[str, Any]:
         "made_from": dict(posterior.meta),
         "minutes": minutes,
     }
+
+
+def _determined(posterior: Posterior) -> float | None:
+    """Return the number of weights that the frames determine; None without a prior."""
+    blocks = posterior.blocks.items()
+    if posterior.form == "paper" or not all(posterior.tau(name) > 0 for name, _ in blocks):
+        return None
+    return sum(determined_weights(b, posterior.n_data, posterior.tau(name)) for name, b in blocks)
