@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import boxcov
-from boxcov import MCGLM, BoxcovError, Selection
+from boxcov import MCGLM, BoxcovError, ExactGLM, Selection
 from boxcov.export.onnx import StaticLimits, export
 from boxcov.static_selection import StaticSelection, best_rows
 from helpers.error_models import make_error_model, with_error_model
@@ -191,3 +193,29 @@ def test_inputs_without_a_tensor_are_refused(tmp_path) -> None:
         export(detector, posterior, tmp_path / "t.onnx", ["image.png"])
     with pytest.raises(BoxcovError, match=r"float32 on the CPU, got .*float64 on cpu"):
         export(detector, posterior, tmp_path / "t.onnx", {"image": torch.zeros(1).double()})
+
+
+def test_two_levels_of_the_guide_are_exact(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = Path(__file__).parents[2] / "docs" / "guide" / "your-detector-onnx.md"
+    scope: dict[str, Any] = {}
+    for block in re.findall(r"```py(?:thon)?\n(.*?)```", page.read_text(), re.DOTALL):
+        exec(compile(block, page.name, "exec"), scope)
+    detector, posterior, image = (scope[name] for name in ("detector", "posterior", "image"))
+    expected = ExactGLM(detector, posterior)(image)
+    cells = detector.select(detector(image)).where[1]
+    assert 0 < int((cells >= 64).sum()) < len(cells)  # boxes of both levels
+    check_rows(File(tmp_path / "levels.onnx")(image), expected)
+
+    def by_values(model: Any, raw: dict[str, Any], selection: Selection) -> list[Any]:
+        own = replace(selection, where=selection.where[:2])
+        return [group for group in scope["instances"](model, raw, own) if len(group[0])]
+
+    given = {name: scope[name] for name in ("select", "decode", "select_static")}
+    parts = {"head": "heads", "neck": "coarse", "backbone": "fine"}
+    names = {"box_fields": detector.box_fields, "classes": detector.classes, "parts": parts}
+    loss = lambda model, raw, targets: raw["values"].square().sum((1, 2))  # noqa: E731
+    other = boxcov.wrap(detector.model, **given, **names, loss=loss, instances=by_values)
+    posterior = boxcov.fit(other, [(image, None)], prior_precision=1.0)
+    with pytest.raises(BoxcovError, match=r"one group, of all rows, .* a Python int in `where`"):
+        export(other, posterior, tmp_path / "x.onnx", image, "exact")

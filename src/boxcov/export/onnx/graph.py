@@ -20,6 +20,12 @@ from boxcov.posterior.posterior import Posterior
 from boxcov.predict.static_frame import FrameFunction, WithSignals
 from boxcov.static_selection import StaticLimits, StaticSelection
 
+_HINTS = {  # after a line that reads values below this function
+    "_single_group": "instances() must return one group, of all rows, for boxes of one kind: give "
+    "the selections in of_kind their kind as a Python int in `where`, as in "
+    "docs/guide/your-detector-onnx.md"
+}
+
 
 @dataclass(frozen=True)
 class FrameGraph:
@@ -49,7 +55,7 @@ def build_graph(
     obstacles += refusals
     if function is not None:
         run = _flat(function, inputs)
-        with _exporting(), find_value_reads([*tensors, *stand_in]) as lines:
+        with _exporting(), find_value_reads([*tensors, *stand_in], _HINTS) as lines:
             expected = dict(zip(function.names, run(*tensors)))
         obstacles += [
             f"shapes and branches must not depend on values (use torch.where, topk): {line}"

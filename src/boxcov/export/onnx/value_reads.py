@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,13 @@ _CONVERSIONS = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
 
 
 @contextmanager
-def find_value_reads(inputs: Iterable[Tensor]) -> Iterator[list[str]]:
+def find_value_reads(
+    inputs: Iterable[Tensor], hints: Mapping[str, str] | None = None
+) -> Iterator[list[str]]:
     """Collect where values that depend on ``inputs`` decide a shape or a branch.
 
-    Each line of code appears once, as "file:number in function: code".
+    Each line of code appears once, as "file:number in function: code", and after it the hint for
+    the function that it was called by, if there is one.
 
     >>> x = torch.tensor([1.0, -1.0])
     >>> with find_value_reads([x]) as lines:
@@ -31,7 +34,7 @@ def find_value_reads(inputs: Iterable[Tensor]) -> Iterator[list[str]]:
     >>> len(lines)
     1
     """
-    operations = _Operations(inputs)
+    operations = _Operations(inputs, hints or {})
     with _Conversions(operations), operations:
         yield operations.lines
 
@@ -39,9 +42,10 @@ def find_value_reads(inputs: Iterable[Tensor]) -> Iterator[list[str]]:
 class _Operations(TorchDispatchMode):
     """Follow what depends on the inputs, and record operations that read its values."""
 
-    def __init__(self, inputs: Iterable[Tensor]) -> None:
+    def __init__(self, inputs: Iterable[Tensor], hints: Mapping[str, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.lines: list[str] = []
+        self.hints = hints
         self._behind = WeakTensorKeyDictionary(dict.fromkeys(inputs, True))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -62,10 +66,12 @@ class _Operations(TorchDispatchMode):
 
     def add_line(self) -> None:
         """Record the innermost line that is neither torch's nor of this file."""
-        for frame in reversed(traceback.extract_stack()):
+        stack = traceback.extract_stack()
+        for frame in reversed(stack):
             if not frame.filename.startswith((_TORCH, __file__)):
                 file = Path(frame.filename).name
                 line = f"{file}:{frame.lineno} in {frame.name}: {frame.line}"
+                line += "".join(f"; {self.hints[f.name]}" for f in stack if f.name in self.hints)
                 self.lines += [line] if line not in self.lines else []
                 return
 
