@@ -3,8 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
-# test processes with one thread each: the number of cores, at most 8
+# test processes, the number of cores, at most 8; and the threads of each
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, os.cpu_count() or 1))')
+THREADS ?= 1
 WHEEL := .venv/wheel/bin/python
 ADAPTERS := .venv/adapters
 # where torchvision finds libraries, and Ultralytics its settings
@@ -18,8 +19,8 @@ demo: $(INSTALLED)
 
 # the tests run against the wheel, the examples in the docstrings against src/
 test: $(INSTALLED) lint docs wheel
-	OMP_NUM_THREADS=1 $(WHEEL) -m pytest -n $(WORKERS) --dist loadfile tests
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile src
+	OMP_NUM_THREADS=$(THREADS) $(WHEEL) -m pytest -n $(WORKERS) --dist loadfile tests
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/pytest -n $(WORKERS) --dist loadfile src
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -52,12 +53,12 @@ walks: $(INSTALLED)
 # kills, damaged files, mutants and long runs; build/test-slow.xml has the outcome and the seconds
 # of each
 test-slow: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal --durations 40 --junitxml build/test-slow.xml -m slow tests
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/pytest -n $(WORKERS) --dist worksteal --durations 40 --junitxml build/test-slow.xml -m slow tests
 
 # the adapters of other libraries, with torchvision, Ultralytics, pandas, supervision and rerun
 test-adapters: $(ADAPTERS)/.installed
 	$(ADAPTERS_ENV) $(ADAPTERS)/bin/python tests/environments/cuda_stubs.py $(ADAPTERS)/cuda
-	$(ADAPTERS_ENV) OMP_NUM_THREADS=1 $(ADAPTERS)/bin/python -m pytest -n $(WORKERS) \
+	$(ADAPTERS_ENV) OMP_NUM_THREADS=$(THREADS) $(ADAPTERS)/bin/python -m pytest -n $(WORKERS) \
 		--dist loadfile $(addprefix tests/detectors/,torchvision ultralytics transformers yolox) \
 		tests/export tests/cli/test_libraries.py
 
