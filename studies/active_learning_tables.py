@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from active_learning import AGGREGATE, METHODS, QUICK, Job, Settings, read_results
+from active_learning import METHODS, QUICK, Job, Settings, read_results
 from scipy.stats import t
 
 from boxcov.files import write_text
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "data"
-COMMAND = "python studies/active_learning.py --out OUT --cache CACHE --device cuda --workers 8"
+COMMAND = "python studies/active_learning.py --out OUT --cache CACHE --device cuda --workers 16"
 
 
 def main() -> None:
@@ -64,12 +64,9 @@ def random_frames_for(AP: float, curve: Sequence[tuple[int, float]]) -> float:
 
 
 def tables_of(s: Settings, results: dict[Job, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the content of each table; methods with a missing result are left out."""
-    about = {"command": COMMAND, "date": date.today().isoformat(), "machine": "one NVIDIA H200"}
-    other = {"sum": "mean", "mean": "sum"}
+    """Return the content of the table; methods with a missing result are left out."""
     columns = ["chosen by", *map(str, s.budgets), "minus random", "as random"]
     columns += ["clear", "others", "not clear", "objects"]
-    about |= {"columns": columns, "digits": [None] * len(columns)}
     note = (
         f"{len(s.seeds)} seeds; each has its own first detector and pool of {sum(s.pool)} frames. "
         f"AP on {sum(s.test)} frames by the number of chosen ones. Minus random: mean over the "
@@ -77,42 +74,48 @@ def tables_of(s: Settings, results: dict[Job, dict[str, Any]]) -> dict[str, dict
         f"The last four columns: AP on clear and on other frames, share and objects of the "
         f"{s.budgets[-1]} chosen."
     )
-    methods = {
-        "labelling-active": [(method, AGGREGATE.get(method, "")) for method in METHODS],
-        "labelling-aggregate": [(name, other[aggregate]) for name, aggregate in AGGREGATE.items()],
+    table = {
+        "title": "AP by the frames that were labelled",
+        "command": COMMAND,
+        "date": date.today().isoformat(),
+        "machine": "one NVIDIA H200",
+        "columns": columns,
+        "digits": [None] * len(columns),
+        "rows": [row for row in (cells(results, s, method) for method in METHODS) if row],
+        "notes": [note, *_ends(results, s)],
     }
-    titles = ("AP by the frames that were labelled", "AP with the other aggregate over boxes")
-    return {
-        name: {
-            "title": title,
-            **about,
-            "rows": [row for row in (cells(results, s, *one) for one in chosen) if row],
-            "notes": [note],
-        }
-        for title, (name, chosen) in zip(titles, methods.items())
-    }
+    return {"labelling-active": table}
 
 
-def cells(results: dict[Job, Any], s: Settings, method: str, aggregate: str) -> list[Any]:
+def _ends(results: dict[Job, Any], s: Settings) -> list[str]:
+    """Return a note with the AP of no further frame and of the most random ones."""
+    APs = [[results.get(Job(x, "random", b)) for x in s.seeds] for b in (0, s.longest)]
+    if not all(map(all, APs)):
+        return []
+    none, most = (np.mean([one["AP"] for one in row if one]) for row in APs)
+    return [f"No further frame: AP {none:.3f}; {s.longest} random frames: {most:.3f}."]
+
+
+def cells(results: dict[Job, Any], s: Settings, method: str) -> list[Any]:
     """Return the cells of a method over all seeds; empty if a result is missing."""
-    runs = [[Job(x, method, aggregate, b) for b in s.budgets] for x in s.seeds]
+    runs = [[Job(x, method, b) for b in s.budgets] for x in s.seeds]
     needed = {job for row in runs for job in row}
-    needed |= {Job(x, "random", "", b) for x in s.seeds for b in s.budgets}
+    needed |= {Job(x, "random", b) for x in s.seeds for b in s.budgets}
     if not needed <= results.keys():
         return []
     AP = np.array([[results[job]["AP"] for job in row] for row in runs])
     chance = {j: result["AP"] for j, result in results.items() if j.method == "random"}
     curve = [
-        (b, float(np.mean([chance[Job(x, "random", "", b)] for x in s.seeds])))
+        (b, float(np.mean([chance[Job(x, "random", b)] for x in s.seeds])))
         for b in (0, *s.budgets, s.longest)
-        if all(Job(x, "random", "", b) in chance for x in s.seeds)
+        if all(Job(x, "random", b) in chance for x in s.seeds)
     ]
-    gain = AP - [[chance[Job(x, "random", "", b)] for b in s.budgets] for x in s.seeds]
+    gain = AP - [[chance[Job(x, "random", b)] for b in s.budgets] for x in s.seeds]
     as_many = [random_frames_for(value, curve) for value in AP.mean(0)]
     last = [results[row[-1]] for row in runs]
     is_random = method == "random"
     return [
-        f"{method}, {aggregate}" if aggregate else method,
+        method,
         *(f"{value:.3f}" for value in AP.mean(0)),
         None if is_random else interval(gain.mean(1).tolist()),
         None
