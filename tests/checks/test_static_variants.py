@@ -81,7 +81,8 @@ def select_static(
     return StaticSelection(found, count, beyond + excess + (~enough).long())
 
 
-def finding(**rules: Any) -> Finding:
+def spots(**rules: Any) -> tuple[boxcov.Detector, Tensor]:
+    """A detector and an image of three bright cells."""
     image = 0.02 * torch.rand(1, 2, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
     for label, row, column in ((0, 3, 4), (1, 4, 19), (0, 19, 12)):
         image[0, label, row, column] = 1.0 - 0.01 * row
@@ -89,12 +90,17 @@ def finding(**rules: Any) -> Finding:
         Spots().eval(),
         select=select,
         decode=decode,
-        loss=lambda model, raw, targets: raw["score"].square().sum((1, 2, 3)),
+        loss=lambda model, raw, targets: sum(one.square().sum((1, 2, 3)) for one in raw.values()),
         select_static=partial(select_static, **rules),
         parts={"head": ("score", "sides")},
         box_fields=("x1", "y1", "x2", "y2"),
         classes=("disk", "square"),
     )
+    return detector, image
+
+
+def finding(**rules: Any) -> Finding:
+    detector, image = spots(**rules)
     return check(detector, (image, None))["select_static"]
 
 
@@ -114,3 +120,19 @@ def test_other_rules_than_those_of_select_are_named(rules: dict[str, Any]) -> No
     assert found.passed is False, found.seen
     assert "This is so for other raw outputs than this frame's" in found.seen
     assert "threshold, NMS overlap, classes" in found.seen
+
+
+@pytest.mark.parametrize("rules", [{}, {"threshold": 0.3}, {"overlap": 0.6}], ids=str)
+def test_an_export_refuses_other_rules(tmp_path, rules: dict[str, Any]) -> None:
+    onnx = pytest.importorskip("boxcov.export.onnx")
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package)
+    detector, image = spots(**rules)
+    posterior = boxcov.fit(detector, [(image, None)], prior_precision=1.0)
+    path, limits = tmp_path / "spots.onnx", StaticLimits(boxes=5, candidates=20)
+    if not rules:
+        onnx.export(detector, posterior, path, image, 2, limits=limits)
+        return
+    with pytest.raises(boxcov.BoxcovError, match=r"select_static\(\).*other raw outputs than this"):
+        onnx.export(detector, posterior, path, image, 2, limits=limits)
+    assert not path.exists()

@@ -7,11 +7,12 @@ import json
 import pytest
 import torch
 
-from boxcov import fit
+from boxcov import ExactGLM, fit
 from boxcov.pipeline.detectors import load_detector
 from helpers.centerpoint_cases import cloud
 from helpers.centerpoint_cases import frames as clouds
 from helpers.command_line import boxcov, small_network
+from helpers.error_models import with_error_model
 
 pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")
@@ -50,3 +51,19 @@ def test_missing_folder_is_an_error(tmp_path) -> None:
     done = boxcov(f"export --posterior p.safetensors --out {tmp_path / 'nowhere' / 'x.onnx'}")
     assert done.code == 1
     assert "there is no folder" in done.err
+
+
+def test_an_error_model_that_does_not_fit_comes_first(tmp_path) -> None:
+    word = small_network(tmp_path)
+    detector = load_detector(word)
+    inputs = [cloud(detector.config, 4)]
+    posterior = fit(detector, clouds(detector.config, 1))
+    calibrated = with_error_model(ExactGLM(detector, posterior), posterior, inputs, "exact")
+    calibrated.save(tmp_path / "p.safetensors")
+    done = boxcov(
+        f"export --detector {word} --posterior {tmp_path / 'p.safetensors'} --samples 2",
+        f"--example {tmp_path / 'missing.bin'} --out {tmp_path / 'net.onnx'}",
+    )
+    assert done.code == 1
+    assert "is for covariances of exact, not mcglm, 2 samples" in done.err
+    assert "tracing" not in done.err

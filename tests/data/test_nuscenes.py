@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import pickle
 import re
 from itertools import pairwise
@@ -133,8 +134,20 @@ def test_a_set_without_annotations_has_no_boxes(root: Path) -> None:
     assert target["labels"].shape == target["points"].shape == (0,)
 
 
-def test_scenes_without_samples(root: Path) -> None:
-    assert len(nuscenes.frames(root, split="val")) == 0
+def test_scenes_that_the_tables_lack_are_counted(root: Path) -> None:
+    with pytest.warns(BoxcovWarning) as caught:
+        assert len(nuscenes.frames(root)) == 4
+    said = str(caught.pop(BoxcovWarning).message)
+    assert not caught.list
+    assert said.startswith(f"{root / VERSION}: the tables have 1 of the 700 scenes of the split 't")
+    assert "without scene-0002, scene-0004, scene-0005 and 696 more: frames of the oth" in said
+    assert said.endswith("unpack the complete metadata archive of v1.0-trainval")
+    scenes = [{"token": n, "name": n} for n in nuscenes.scene_names("val")]
+    (root / VERSION / "scene.json").write_text(
+        json.dumps([{"token": "scene", "name": "scene-0001"}, *scenes])
+    )
+    with pytest.warns(BoxcovWarning, match="have 0 of the 150 scenes of the split 'val'"):
+        assert len(nuscenes.frames(root, split="val")) == 0  # listed, but without samples
 
 
 # errors

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
 from typing import Any
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from boxcov.checks.report import Finding
 from boxcov.checks.subject import NotChecked, Subject, bad, good, moved, named_floats, size_problem
-from boxcov.detector import Candidates
+from boxcov.detector import Candidates, Detector
 from boxcov.errors import BoxcovError
 from boxcov.static_selection import StaticLimits, check_static_selection
 
@@ -28,7 +28,7 @@ def static_selection(subject: Subject) -> Finding:
     """``select_static()`` reports what ``select()`` does."""
     subject.needed_boxes()
     chosen, detector = subject.needed_selection(), subject.shadow()
-    limits = StaticLimits(max(100, len(chosen)), candidates=1000, pairs=200_000)
+    limits = wide_limits(len(chosen))
     if int(chosen.frame.max()):
         raise NotChecked("needs a batch of one frame")
     with torch.no_grad():
@@ -44,7 +44,7 @@ def static_selection(subject: Subject) -> Finding:
             f"{int(static.left_off)} boxes or candidates are beyond {limits}: take a frame with "
             "fewer"
         )
-    compared = _compare_variants(subject, limits)
+    compared = check_variants(detector, subject.needed_raw(), limits, subject.moving_floats())
     same_order = torch.equal(static.selection.scores[: len(chosen)], chosen.scores)
     order = "" if same_order else ", in another order, which boxcov.compile does not take"
     return good(
@@ -53,22 +53,30 @@ def static_selection(subject: Subject) -> Finding:
     )
 
 
-def _compare_variants(subject: Subject, limits: StaticLimits) -> int:
+def wide_limits(boxes: int) -> StaticLimits:
+    """Return limits that most variants of a frame with so many boxes keep."""
+    return StaticLimits(max(100, boxes), candidates=1000, pairs=200_000)
+
+
+def check_variants(
+    detector: Detector, raw: Any, limits: StaticLimits, moving: Sequence[bool]
+) -> int:
     """Return the number of varied raw outputs in which both selections agree; raise if they differ.
 
-    A single frame may have no score and no overlap near a limit of the selection's rules.
+    A single frame may have no score and no overlap near a limit of the selection's rules. moving:
+    which floating-point tensors of ``raw`` vary, those that depend on the weights.
     """
     generator, compared = torch.Generator().manual_seed(0), 0
-    if any(leaf.element_size() < 4 for _, leaf in named_floats(subject.needed_raw())):
+    if any(leaf.element_size() < 4 for _, leaf in named_floats(raw)):
         return 0  # numbers of so few digits are often equal
     for share, way in product(_SHARES, _WAYS):
         step = partial(_towards_ends, share=share, way=way, generator=generator)
-        raw = _vary(subject, subject.needed_raw(), step)
-        found = _difference(subject, raw, limits)
+        variant = _vary(raw, moving, step)
+        found = _difference(detector, variant, limits)
         compared += found == ""
         for _ in range(2 if found else 0):  # no difference remains if rounding made it
-            again = _vary(subject, raw, partial(_tiny_step, generator=generator))
-            found = found and _difference(subject, again, limits)
+            again = _vary(variant, moving, partial(_tiny_step, generator=generator))
+            found = found and _difference(detector, again, limits)
         if found:
             raise BoxcovError(
                 f"{found}. This is so for other raw outputs than this frame's: compare threshold, "
@@ -77,9 +85,8 @@ def _compare_variants(subject: Subject, limits: StaticLimits) -> int:
     return compared
 
 
-def _difference(subject: Subject, raw: Any, limits: StaticLimits) -> str | None:
+def _difference(detector: Detector, raw: Any, limits: StaticLimits) -> str | None:
     """Return in what the selections differ, "" if they agree, None if they cannot be compared."""
-    detector = subject.shadow()
     try:
         with torch.no_grad():
             static = detector.select_static(raw, limits)
@@ -98,13 +105,10 @@ def _difference(subject: Subject, raw: Any, limits: StaticLimits) -> str | None:
     return ""
 
 
-def _vary(subject: Subject, raw: Any, step: Callable[[Tensor], Tensor]) -> Any:
+def _vary(raw: Any, moving: Sequence[bool], step: Callable[[Tensor], Tensor]) -> Any:
     """The raw outputs, with a step of each that depends on the weights."""
     leaves = [leaf.detach() for _, leaf in named_floats(raw)]
-    steps = [
-        step(leaf) if moves else torch.zeros_like(leaf)
-        for leaf, moves in zip(leaves, subject.moving_floats())
-    ]
+    steps = [step(leaf) if moves else torch.zeros_like(leaf) for leaf, moves in zip(leaves, moving)]
     return moved(raw, steps, 1.0)
 
 

@@ -30,6 +30,10 @@ def run(options: ExportCommand, note: Callable[[str], None] | None = None) -> di
     detector = load_detector(options)
     path = options.posterior or default_posterior(options.detector, "an ONNX file")
     posterior = Posterior.load(path, detector)
+    limits = onnx.StaticLimits(options.boxes, options.candidates, options.pairs)
+    samples = onnx.graph_samples(
+        detector, posterior, "exact" if options.exact else options.samples, limits
+    )
     input_name, inputs, signal_inputs = _example_input(detector, options)
     if note is not None:
         note("tracing, writing and checking the graph, about half a minute")
@@ -38,9 +42,9 @@ def run(options: ExportCommand, note: Callable[[str], None] | None = None) -> di
         posterior,
         options.out,
         inputs,
-        "exact" if options.exact else options.samples,
+        samples,
         options.seed,
-        onnx.StaticLimits(options.boxes, options.candidates, options.pairs),
+        limits,
         input_name=input_name,
         signal_inputs=signal_inputs,
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from os.path import isdir  # False, not an error, for a path that is too long or has a NUL
 from pathlib import Path
 from typing import Any
+from warnings import warn
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from boxcov.data.nuscenes.classes import CATEGORIES, CLASSES
 from boxcov.data.nuscenes.tables import Row, Table
 from boxcov.data.points import check_objects
 from boxcov.data.poses import rotation_matrix
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, BoxcovWarning, join_names
 
 Array = np.ndarray[Any, Any]
 _LONGEST_NAME = 512  # characters: one array holds all names at the length of the longest
@@ -108,8 +109,10 @@ def _samples(folder: Path, split: str) -> tuple[list[str], Array, Array, dict[st
     wanted = set(scene_names(split))
     table = Table(folder, "scene")
     scenes: dict[str, int] = {}
+    names: list[str] = []
     for row in table:
-        scenes[table.text(row, "token")] = len(scenes) if table.text(row, "name") in wanted else -1
+        names.append(table.text(row, "name"))
+        scenes[table.text(row, "token")] = len(scenes) if names[-1] in wanted else -1
     if all(order < 0 for order in scenes.values()):
         raise BoxcovError(
             f"{table.path}: none of its {len(scenes)} scenes is of the split {split!r}: choose "
@@ -127,6 +130,7 @@ def _samples(folder: Path, split: str) -> tuple[list[str], Array, Array, dict[st
         if scene >= 0:
             chosen.append((scene, table.integer(row, "timestamp"), token))
     chosen.sort()
+    _warn_of_missing_scenes(folder, split, wanted - {names[scene] for scene, _, _ in chosen})
     place.update((token, number) for number, (_, _, token) in enumerate(chosen))
     return (
         [token for _, _, token in chosen],
@@ -134,6 +138,19 @@ def _samples(folder: Path, split: str) -> tuple[list[str], Array, Array, dict[st
         np.array([time for _, time, _ in chosen], dtype=np.int64),
         place,
     )
+
+
+def _warn_of_missing_scenes(folder: Path, split: str, missing: set[str]) -> None:
+    """Warn of scenes of the split without a row in scene.json, or without samples."""
+    if missing:
+        of = len(scene_names(split))
+        warn(
+            f"{folder}: the tables have {of - len(missing)} of the {of} scenes of the split "
+            f"{split!r}, without {join_names(sorted(missing), 3)}: frames of the others are left "
+            f"out. To have them, unpack the complete metadata archive of {folder.name}",
+            BoxcovWarning,
+            stacklevel=5,  # the caller of frames()
+        )
 
 
 def _readings(folder: Path, place: dict[str, int], samples: int) -> tuple[Readings, Array]:

@@ -102,12 +102,12 @@ def frames(
 ) -> NuScenes:
     """Return the key frames of a split, from the v1.0 tables and point files below ``root``.
 
-    Scenes that the tables do not hold are left out. A frame is ``(inputs, targets)``, each a list
-    of one. The input is a point cloud (N, 5) ``x y z intensity dt`` in the LIDAR_TOP frame of the
-    key frame (x right, y forward). It holds the key frame and up to ``sweeps - 1`` sweeps before
-    it, of which the start of a scene has fewer (other frameworks repeat the oldest); dt is their
-    age in seconds. Points of earlier sweeps on the ego car (nearer than 1 m in x and y) are left
-    out. Points with NaN are left out with a warning.
+    Scenes that the tables do not hold are left out with a warning. A frame is ``(inputs,
+    targets)``, each a list of one. The input is a point cloud (N, 5) ``x y z intensity dt`` in the
+    LIDAR_TOP frame of the key frame (x right, y forward). It holds the key frame and up to ``sweeps
+    - 1`` sweeps before it, of which the start of a scene has fewer (other frameworks repeat the
+    oldest); dt is their age in seconds. Points of earlier sweeps on the ego car (nearer than 1 m in
+    x and y) are left out. Points with NaN are left out with a warning.
 
     The target is a dict: ``boxes`` (n, 9) ``x y z w l h yaw vx vy`` in the same coordinates, z at
     half height, yaw from x to y, velocity NaN if unknown; ``labels`` (n,), indices into

@@ -4,7 +4,7 @@ Needs the packages onnx, onnxscript and onnxruntime. See docs/guide/deploy.md fo
 contains.
 """
 
-from boxcov.export.onnx.write import about, export
+from boxcov.export.onnx.write import about, export, graph_samples
 from boxcov.static_selection import StaticLimits
 
-__all__ = ["StaticLimits", "about", "export"]
+__all__ = ["StaticLimits", "about", "export", "graph_samples"]

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_flatten_with_path
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten_with_path, tree_map_only
 
 from boxcov._torch.modules import shadow
+from boxcov.checks.selections import check_variants, wide_limits
+from boxcov.checks.subject import named_floats
 from boxcov.detector import Detector
 from boxcov.error_model.model import ErrorModel
 from boxcov.errors import BoxcovError, import_package, join_names
@@ -76,19 +78,9 @@ def export(
     ...     metadata == about(path), metadata["fields"], metadata["outputs"]["covariance"]
     (True, ['x', 'y', 'w', 'l', 'yaw'], [3, 5, 5])
     """
-    for package in ("onnx", "onnxscript", *(["onnxruntime"] if check else [])):
-        import_package(package)
     limits = limits or StaticLimits()
-    if samples is None:
-        samples = _calibrated_samples(posterior.error_model) or 10
-    if samples != "exact":
-        check_samples(samples)
-    method = {
-        "method": "exact" if samples == "exact" else "mcglm",
-        "samples": None if samples == "exact" else samples,
-        "seed": None if samples == "exact" else seed,
-    }
-    _check_error_model(detector, posterior, estimator(method), limits)
+    samples = graph_samples(detector, posterior, samples, limits, check=check)
+    method = {**_method(samples), "seed": None if samples == "exact" else seed}
     named = _named_inputs(inputs, input_name)
     if signal_inputs is not None:
         named["signal_inputs"], inputs = signal_inputs, WithSignals(inputs, signal_inputs)
@@ -111,6 +103,28 @@ def export(
     with atomic_write(path) as temporary:
         temporary.write_bytes(content)
     return metadata
+
+
+def graph_samples(
+    detector: Detector,
+    posterior: Posterior,
+    samples: int | Literal["exact"] | None,
+    limits: StaticLimits,
+    *,
+    check: bool = True,
+) -> int | Literal["exact"]:
+    """Return ``samples`` of a graph; raise if a package is missing or the error model does not fit.
+
+    This takes no time: call it before reading an example input.
+    """
+    for package in ("onnx", "onnxscript", *(["onnxruntime"] if check else [])):
+        import_package(package)
+    if samples is None:
+        samples = _calibrated_samples(posterior.error_model) or 10
+    if samples != "exact":
+        check_samples(samples)
+    _check_error_model(detector, posterior, estimator(_method(samples)), limits)
+    return samples
 
 
 def about(path: str | Path) -> dict[str, Any]:
@@ -169,6 +183,11 @@ def _static_part(
     return part
 
 
+def _method(samples: int | Literal["exact"]) -> dict[str, Any]:
+    is_exact = samples == "exact"
+    return {"method": "exact" if is_exact else "mcglm", "samples": None if is_exact else samples}
+
+
 def _calibrated_samples(error_model: ErrorModel | None) -> int | Literal["exact"] | None:
     """Return ``samples`` of the graph that an error model is for; None if there is none."""
     method, samples = ("", None) if error_model is None else error_model.method
@@ -217,12 +236,16 @@ def _describe(detector: Detector, posterior: Posterior, limits: StaticLimits) ->
 
 
 def _check_selection(part: Detector, inputs: Any, limits: StaticLimits) -> None:
-    """Raise if ``select_static`` reports other boxes of the example than ``select``."""
+    """Raise if ``select_static`` reports other boxes than ``select``, as ``boxcov check`` does."""
+    weights = {id(p): nn.Parameter(p.detach()) for p in part.parameters()}
+    raw = shadow(part, weights)(inputs.inputs if isinstance(inputs, WithSignals) else inputs)
+    depends = [leaf.requires_grad for _, leaf in named_floats(raw)]  # on the weights
+    raw = tree_map_only(Tensor, Tensor.detach, raw)
     with torch.no_grad():
-        raw = part(inputs.inputs if isinstance(inputs, WithSignals) else inputs)
         static = part.select_static(raw, limits)
         assert static is not None  # a graph was built from it
         check_static_selection(part, raw, static)
+        check_variants(part, raw, wide_limits(int(static.count)), depends)
 
 
 def _compare(content: bytes, graph: FrameGraph) -> None:
