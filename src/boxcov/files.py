@@ -33,13 +33,6 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     """Yield a temporary file that replaces ``path`` at the end.
 
     A crash or a full disk leaves the previous file. Only a regular file is replaced.
-
-    >>> import tempfile, os
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with atomic_write(f"{folder}/x.txt") as temporary:
-    ...         _ = temporary.write_text("whole")
-    ...     os.listdir(folder)
-    ['x.txt']
     """
     path = Path(path)
     check_replaceable(path)
@@ -69,13 +62,7 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def to_json(value: Any, indent: int | None = None, compact: bool = False) -> str:
-    """Return a value as JSON, ``compact`` without spaces; raise if it holds a NaN or an infinity.
-
-    >>> to_json({"loss": float("nan")})
-    Traceback (most recent call last):
-    ...
-    boxcov.errors.BoxcovError: NaN or infinite numbers, which JSON cannot express, in {'loss': nan}
-    """
+    """Return a value as JSON, ``compact`` without spaces; raise if it holds a NaN or infinity."""
     try:
         separators = (",", ":") if compact else None
         return json.dumps(value, indent=indent, separators=separators, allow_nan=False)
@@ -104,13 +91,7 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def check_replaceable(path: Path) -> None:
-    """Raise if ``path`` exists and is not a regular file: a link, pipe or device stays.
-
-    >>> check_replaceable(Path("/dev/null"))
-    Traceback (most recent call last):
-    ...
-    boxcov.errors.BoxcovError: /dev/null: cannot be written (a device, not a regular file): ...
-    """
+    """Raise if ``path`` exists and is not a regular file: a link, pipe or device stays."""
     try:
         mode = os.lstat(path).st_mode
     except OSError:
@@ -199,13 +180,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise if no file can be created at ``path``: before the work, not after it.
-
-    >>> check_writable(Path("nowhere/fit.checkpoint"))
-    Traceback (most recent call last):
-    ...
-    boxcov.errors.BoxcovError: nowhere/fit.checkpoint: cannot be written (No such file or directory)
-    """
+    """Raise if no file can be created at ``path``: before the work, not after it."""
     check_replaceable(path)
     try:
         with tempfile.TemporaryFile(dir=path.parent):
@@ -215,16 +190,7 @@ def check_writable(path: Path) -> None:
 
 
 def make_folder(path: Path) -> Path:
-    """Create a folder if needed and return it; raise if no file can be created in it.
-
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     make_folder(Path(folder) / "a" / "b").is_dir()
-    True
-    >>> make_folder(Path(__file__) / "tables")
-    Traceback (most recent call last):
-    ...
-    boxcov.errors.BoxcovError: ...files.py/tables: cannot be written (Not a directory)
-    """
+    """Create a folder if needed and return it; raise if no file can be created in it."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
@@ -235,14 +201,7 @@ def make_folder(path: Path) -> Path:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove the temporary files that a killed ``atomic_write`` of ``path`` left.
-
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = (Path(folder) / ".x.txt.abcd_123").write_text("hal")
-    ...     remove_leftovers(Path(folder) / "x.txt")
-    ...     os.listdir(folder)
-    []
-    """
+    """Remove the temporary files that a killed ``atomic_write`` of ``path`` left."""
     start = f".{path.name}."
     for found in path.parent.iterdir():
         # tempfile appends 8 random characters

@@ -33,9 +33,6 @@ class Stage:
 
     The convolution has stride 1 and keeps the size of the map. ``layers[kind][branch]`` has one row
     per kind of box; a stage of the stem has one row with one layer.
-
-    >>> Stage(((nn.Conv2d(4, 2, 3, padding=1),),)).reach
-    1
     """
 
     layers: tuple[tuple[nn.Conv2d, ...], ...]

@@ -17,16 +17,7 @@ from io import BufferedReader, TextIOWrapper
 from math import isfinite
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    TextIO,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Literal, TextIO, Union, get_args, get_origin, get_type_hints
 
 from safetensors import SafetensorError, safe_open
 
@@ -108,13 +99,7 @@ def check_regular(path: str | Path, limit: int, found: os.stat_result | None = N
 
 
 def read_bytes(path: str | Path, limit: int = MAX_BYTES) -> bytes:
-    """Return the content of a regular file of at most ``limit`` bytes; raise OSError otherwise.
-
-    >>> read_bytes("/dev/zero")
-    Traceback (most recent call last):
-    ...
-    OSError: [Errno 22] not a regular file: '/dev/zero'
-    """
+    """Return the content of a regular file of at most ``limit`` bytes; raise OSError otherwise."""
     with open_bytes(path, limit) as file:
         return file.read()
 
@@ -137,13 +122,7 @@ def read_json(path: str | Path) -> Any:
 
 
 def parse_metadata(text: str) -> Any:
-    """Return the value of a JSON text in a file's header; raise ValueError beyond the limits.
-
-    >>> parse_metadata("[" * 99 + "]" * 99)
-    Traceback (most recent call last):
-    ...
-    ValueError: lists and objects are nested more than 32 deep
-    """
+    """Return the value of a JSON text in a file's header; raise ValueError beyond the limits."""
     if len(text) > MAX_METADATA:
         raise ValueError(f"{len(text)} characters of metadata, at most {MAX_METADATA} are read")
     value = json.loads(text)
@@ -229,13 +208,6 @@ def conform(value: Any, kind: Any, name: str) -> Any:
     ``tuple[T, ...]``, ``dict[str, T]``, ``Annotated[int, Range(0, 9)]``, or a dataclass, whose
     unknown and missing fields are refused. Numbers are finite, integers have 64 bits, and texts at
     most MAX_TEXT characters.
-
-    >>> conform({"a": [1, 2]}, dict[str, tuple[int, ...]], "sizes")
-    {'a': (1, 2)}
-    >>> conform("3", Annotated[int, Range(0, 9)], "count")
-    Traceback (most recent call last):
-    ...
-    boxcov.errors.BoxcovError: count is '3', expected a whole number from 0 to 9
     """
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:

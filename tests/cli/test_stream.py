@@ -330,3 +330,11 @@ def test_points_of_another_layout_are_refused(
     done = boxcov(f"stream --source {tmp_path} {words}")
     assert done.code == 1
     assert message in lines(done.out)[0]["error"]
+
+
+def test_warm_up_is_no_part_of_the_latencies() -> None:
+    latencies = streaming.Latencies(warmup=1)
+    for milliseconds in (90.0, 10.0, 20.0, 30.0):
+        latencies.add(milliseconds)
+    quantiles = "p50 20.0 ms, p95 29.0 ms, p99 29.8 ms, maximum 30.0 ms"
+    assert str(latencies) == f"3 frames after 1 of warm-up: {quantiles}"

@@ -30,7 +30,7 @@ LABELS = [
     ),
     Mutant(
         "disagreement without labels is refused",
-        "pipeline/options/rank.py",
+        "pipeline/options/commands.py",
         'if self.by == "disagreement" and self.files.source is not None:',
         "if False:",
         f"{RANK}test_disagreement_needs_labels",

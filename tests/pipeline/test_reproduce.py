@@ -20,6 +20,7 @@ from boxcov.pipeline.reproduce import workspace as workspace_module
 from boxcov.pipeline.reproduce.comparison import quality
 from boxcov.pipeline.reproduce.metrics import measure
 from boxcov.pipeline.reproduce.plan import FORMS, Run, Setting, paper_mcglm, planned_runs
+from boxcov.pipeline.reproduce.result_table import Table
 from boxcov.pipeline.reproduce.study import reproduce
 from boxcov.pipeline.reproduce.workspace import Progress, Workspace, part_of, restrict_posterior
 
@@ -243,3 +244,9 @@ def test_posterior_of_each_run(folder, tiny) -> None:
     assert alone.form == "paper"
     counted = restrict_posterior(whole, Run("exact", "prior", share=0.1, counted=True), tiny)
     assert counted.n_data == pytest.approx(0.1 * SETTING.n_data)
+
+
+def test_markdown_of_a_table_aligns_numbers() -> None:
+    table = Table("t", "A table", [{"method": "GLM", "ms": 10636.0}])
+    lines = ["**A table**", "", "| method | ms |", "| --- | ---: |", "| GLM | 10636 |"]
+    assert table.markdown() == "\n".join(lines)

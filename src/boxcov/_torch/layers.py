@@ -37,9 +37,6 @@ class Geometry:
     ``padding`` is (before, after) per spatial dimension. For a transposed convolution it is the
     padding of the equivalent plain convolution over the input with ``stride - 1`` zeros between
     its pixels.
-
-    >>> Geometry(kernel=(3, 3), stride=(1, 1), padding=((1, 1), (1, 1)), dilation=(1, 1)).taps
-    9
     """
 
     kernel: tuple[int, ...] = ()
@@ -171,14 +168,7 @@ def to_matrix(weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor
 def from_matrix(
     matrix: Tensor, shape: torch.Size, has_bias: bool, geometry: Geometry
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the weights (..., *shape) and biases (..., out) of matrices: inverts ``to_matrix``.
-
-    >>> geometry = Geometry((2, 2), (2, 2), ((1, 1), (1, 1)), (1, 1), transposed=True)
-    >>> weight, bias = torch.randn(3, 5, 2, 2), torch.randn(5)
-    >>> again = from_matrix(to_matrix(weight, bias, geometry), weight.shape, True, geometry)
-    >>> bool((again[0] == weight).all() and (again[1] == bias).all())
-    True
-    """
+    """Return the weights (..., *shape) and biases (..., out) of matrices: inverts ``to_matrix``."""
     lead = matrix.shape[:-3]
     first = len(lead)
     bias = None

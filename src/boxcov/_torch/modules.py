@@ -28,11 +28,6 @@ def shadow(module: M, replace: Mapping[int, nn.Parameter] | None = None) -> M:
     """Return a copy of ``module`` in eval mode that shares its parameters and buffers.
 
     Parameters whose id is in ``replace`` are exchanged for the given ones.
-
-    >>> linear = nn.Linear(2, 3).train()
-    >>> copy = shadow(linear)
-    >>> copy.weight is linear.weight, copy.training, linear.training
-    (True, False, True)
     """
     return cast(M, _copy(module, replace or {}, {}))
 
@@ -90,11 +85,6 @@ class LayerCallMode(TorchFunctionMode):
 
     It needs no hooks and sees a weight wherever it is used: twice, under two names, by another
     module, with other padding.
-
-    >>> linear = torch.nn.Linear(2, 3)
-    >>> with LayerCallMode({id(linear.weight): "linear"}, lambda name, call: call().relu() - 1):
-    ...     bool((linear(torch.ones(1, 2)) >= -1).all())
-    True
     """
 
     def __init__(self, names: Mapping[int, str], run: Callable[[str, LayerCall], Tensor]) -> None:
@@ -218,13 +208,6 @@ class WeightChecksum:
     Floating-point parameters and buffers are cut into ``calls`` shares of equal size. They are read
     as integers: the sum does not depend on the order of the additions. Every place has a
     factor of its own, so that exchanged values are noticed.
-
-    >>> linear = nn.Linear(2, 3)
-    >>> checksum = WeightChecksum(linear, calls=1)
-    >>> with torch.no_grad():
-    ...     before = bool(checksum.next_share())
-    ...     linear.weight.data.neg_()[0].shape, before, bool(checksum.next_share())
-    (torch.Size([2]), True, False)
     """
 
     _CHUNK = 2**20  # numbers at once, to bound memory

@@ -18,9 +18,6 @@ class ProcessLock:
     """A lock between the threads of one process: a forked child does not wait for its parent's.
 
     A thread that has it may take it again.
-
-    >>> with ProcessLock():
-    ...     pass
     """
 
     def __init__(self) -> None:

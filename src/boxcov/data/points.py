@@ -21,13 +21,6 @@ def read_points(path: Path, columns: int) -> Tensor:
     """Return the points (N, columns) of a file.
 
     Points with a NaN or infinity in their first four columns are dropped with a warning.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     np.arange(8, dtype=np.float32).tofile(f"{folder}/x.bin")
-    ...     read_points(Path(folder) / "x.bin", 4)
-    tensor([[0., 1., 2., 3.],
-            [4., 5., 6., 7.]])
     """
     try:
         data = read_bytes(path, MAX_BYTES)
@@ -108,11 +101,7 @@ def points_in_boxes(points: Tensor, boxes: Tensor) -> Tensor:
 
 
 def count_points(points: Tensor, boxes: Tensor) -> Tensor:
-    """Return how many points lie in each box (n,), as ``points_in_boxes``, in bounded memory.
-
-    >>> count_points(torch.zeros(3, 3), torch.ones(2, 7))
-    tensor([0, 0])
-    """
+    """Return how many points lie in each box (n,), as ``points_in_boxes``, in bounded memory."""
     at_once = max(_PAIRS // max(len(points), 1), 1)
     counts = torch.zeros(len(boxes), dtype=torch.long, device=boxes.device)
     for start in range(0, len(boxes), at_once):  # small results between large ones hold memory

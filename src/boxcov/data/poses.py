@@ -46,13 +46,7 @@ class Pose:
 
 
 def rotation_matrix(quaternion: Tensor) -> Tensor:
-    """Return rotation matrices (..., 3, 3) of quaternions (..., 4) w x y z of any length but 0.
-
-    >>> rotation_matrix(torch.tensor([1.0, 0.0, 0.0, 1.0]))  # a quarter turn to the left
-    tensor([[ 0., -1.,  0.],
-            [ 1.,  0.,  0.],
-            [ 0.,  0.,  1.]])
-    """
+    """Return rotation matrices (..., 3, 3) of quaternions (..., 4) w x y z of any length but 0."""
     w, x, y, z = quaternion.unbind(-1)
     s = 2 / quaternion.square().sum(-1)
     rows = (
@@ -98,13 +92,6 @@ def propagate(
     be computed for a field that mixes several, as x and y in a rotation: the scale is NaN there,
     and the half width that of a box around the joint region, which holds at least the same share
     of the errors, but is wider. ``predictive`` is exact for every field.
-
-    >>> from torch import ones, zeros
-    >>> fields, classes = ("x",), ("car",)
-    >>> C = ones(1, 1, 1)
-    >>> box = Detections(ones(1, 1), ones(1), zeros(1), zeros(1), fields, classes, C)
-    >>> propagate(box, box.boxes * 3, 3 * C, {"mm": "x"}).covariance
-    tensor([[[9.]]])
     """
     ignored = len(detections.fields) - jacobian.shape[2]
     J = torch.nn.functional.pad(jacobian, (0, ignored))

@@ -24,15 +24,6 @@ class Video:
     """The frames of a video as bytes (h, w, 3): red, green, blue. Fast if read in order.
 
     rate: frames per second.
-
-    >>> import tempfile
-    >>> from PIL import Image
-    >>> images = [Image.new("RGB", (5, 4), (80 * i, 0, 0)) for i in range(3)]
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     images[0].save(f"{folder}/x.gif", save_all=True, append_images=images[1:])
-    ...     video = Video(f"{folder}/x.gif")
-    ...     len(video), video[2][0, 0].tolist()
-    (3, [160, 0, 0])
     """
 
     def __init__(self, path: str | Path) -> None:

@@ -40,13 +40,7 @@ def iou(a: Tensor, b: Tensor) -> Tensor:
 
 
 def rotated_iou(a: Tensor, b: Tensor) -> Tensor:
-    """Return the IoU (n,) of each pair of boxes (n, 5) and (n, 5); 0 for boxes without area.
-
-    >>> a = torch.tensor([[0.0, 0.0, 2.0, 4.0, 0.0]])
-    >>> b = torch.tensor([[1.0, 0.0, 2.0, 4.0, 0.0]])
-    >>> rotated_iou(a, b)
-    tensor([0.6000])
-    """
+    """Return the IoU (n,) of each pair of boxes (n, 5) and (n, 5); 0 for boxes without area."""
     both = rotated_intersection(a, b)
     union = a[:, 2] * a[:, 3] + b[:, 2] * b[:, 3] - both
     return torch.where(union > 0, both / union.clamp(min=torch.finfo(a.dtype).tiny), 0)

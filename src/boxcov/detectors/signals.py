@@ -157,11 +157,7 @@ def window_signals(
     """
     middle, logits = logits.shape[1] // 2, logits.clamp(-_LIMIT, _LIMIT)
     spread = deviation(values, values[:, middle], logits.sigmoid() * inside)
-    return {
-        "logit": logits[:, middle],
-        **peak(logits, inside),
-        **named("spread", names, spread),
-    }
+    return {"logit": logits[:, middle], **peak(logits, inside), **named("spread", names, spread)}
 
 
 # neighbours by overlap

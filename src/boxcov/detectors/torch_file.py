@@ -54,14 +54,7 @@ class ForeignCodeError(ValueError):
 
 
 def read_torch_file(path: Path) -> Any:
-    """Return the content of the file; raise ForeignCodeError, or any error if it is damaged.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     torch.save({"a": torch.ones(2), "when": torch.device("cpu")}, f"{folder}/x.pth")
-    ...     read_torch_file(Path(f"{folder}/x.pth"))
-    {'a': tensor([1., 1.]), 'when': Foreign(name='torch.device')}
-    """
+    """Return the content of the file; raise ForeignCodeError, or any error if it is damaged."""
     data = BytesIO(read_bytes(path, MAX_BYTES))
     if is_zipfile(data):
         return _read_zip(data)

@@ -30,11 +30,7 @@ _KEY = "boxcov.training"
 
 @dataclass(frozen=True)
 class Recipe:
-    """The settings of a training run.
-
-    >>> Recipe(steps=100).batch
-    4
-    """
+    """The settings of a training run."""
 
     steps: int = 2000
     batch: int = 4
@@ -68,11 +64,6 @@ def train(
     frames: (inputs, targets), each a list with one entry per frame.
     checkpoint: a file to write every ``checkpoint_every`` steps, and to ``resume`` from.
     progress: called with the number of steps done, the number of all steps and the running loss.
-
-    >>> from boxcov.data import shapes
-    >>> from boxcov.detectors.tiny import TinyCenter
-    >>> train(TinyCenter(), shapes.frames(count=8), Recipe(steps=2)) > 0
-    True
     """
     if not len(frames):
         raise BoxcovError("the data set is empty: training needs at least one frame")

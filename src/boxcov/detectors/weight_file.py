@@ -24,14 +24,7 @@ _ADVICE = (
 
 
 def read_weights(path: Path) -> tuple[State, Mapping[str, str]]:
-    """Return the tensors of a file, none of them empty, and the texts in its metadata.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     torch.save({"model": {"module.x": torch.zeros(2)}, "start_epoch": 3}, f"{folder}/x.pth")
-    ...     read_weights(Path(f"{folder}/x.pth"))
-    ({'x': tensor([0., 0.])}, {})
-    """
+    """Return the tensors of a file, none of them empty, and the texts in its metadata."""
     if path.suffix == ".safetensors":
         with open_safetensors(path, "a checkpoint") as file:
             state: State = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -107,12 +100,6 @@ def check_fit(
 
     own: the tensors of the network. names: its names to those in ``tensors``, by default the same.
     stored: the tensors before a conversion, for the message.
-
-    >>> own, found = {"a": torch.zeros(2), "b": torch.zeros(3)}, {"a": torch.zeros(4), "c": ...}
-    >>> check_fit(own, found, "x.pth: no net")
-    Traceback (most recent call last):
-    ...
-    boxcov.errors.BoxcovError: x.pth: no net. 1 missing: b; 1 surplus: c; 1 of another shape: ...
     """
     names = {name: name for name in own} if names is None else names
     shapes = {there: tuple(own[here].shape) for here, there in names.items()}

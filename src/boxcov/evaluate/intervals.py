@@ -51,10 +51,7 @@ def bootstrap(
 
 
 def bootstrap_difference(
-    a: tuple[Statistic, Array],
-    b: tuple[Statistic, Array],
-    replicates: int = 1000,
-    seed: int = 0,
+    a: tuple[Statistic, Array], b: tuple[Statistic, Array], replicates: int = 1000, seed: int = 0
 ) -> Interval:
     """Return the 95 % interval of the difference a - b of two methods on the same frames.
 

@@ -104,10 +104,7 @@ def _table_entries(
 
 def _baselines(records: Records, seed: int) -> dict[str, Records]:
     """Return the baselines of a set of boxes by name."""
-    found = {
-        "1 - score": one_minus_score(records),
-        SIZE: score_and_size(records, seed=seed),
-    }
+    found = {"1 - score": one_minus_score(records), SIZE: score_and_size(records, seed=seed)}
     if records.signals is not None:
         found["signals"] = signals_alone(records, seed=seed)
         found[SIGNALS] = score_and_size(records, signal_features(records), seed=seed)

@@ -96,10 +96,7 @@ def by_class(records: Records, replicates: int = 200, seed: int = 0) -> dict[str
 
 
 def by_range(
-    records: Records,
-    edges: Sequence[float] = RANGE_EDGES,
-    replicates: int = 200,
-    seed: int = 0,
+    records: Records, edges: Sequence[float] = RANGE_EDGES, replicates: int = 200, seed: int = 0
 ) -> dict[str, dict[str, Any]]:
     """Return ``summarise`` for boxes between ``edges`` metres from the sensor, and beyond."""
     return _by_group(records, range_groups(records, edges), replicates, seed)

@@ -304,10 +304,7 @@ def _weight_gradient(call: LayerCall, d: Tensor, has_bias: bool) -> tuple[Tensor
     if has_bias:
         a = torch.cat([a, torch.ones_like(a[:, :, :1])], 2)
     D = rows(call.batched_out(at_least_float32(d)), call.geometry)
-    return (
-        (D @ a.transpose(-1, -2)).sum(0),
-        (D.abs() @ a.abs().transpose(-1, -2)).sum(0),
-    )
+    return ((D @ a.transpose(-1, -2)).sum(0), (D.abs() @ a.abs().transpose(-1, -2)).sum(0))
 
 
 def _finite_loss(terms: list[_NamedTerm], losses: Tensor, batch: int) -> float:

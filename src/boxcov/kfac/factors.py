@@ -234,10 +234,7 @@ def unpack_sums(
     """Read the sums of one header entry; raise ValueError if they do not fit ``parameters``."""
     layer = Layer.from_json(entry)
     groups = layer.geometry.groups
-    for name, shape in (
-        (layer.weight, tuple(layer.shape)),
-        (layer.bias, (groups * layer.n_out,)),
-    ):
+    for name, shape in ((layer.weight, tuple(layer.shape)), (layer.bias, (groups * layer.n_out,))):
         if name is not None and (name not in parameters or tuple(parameters[name].shape) != shape):
             raise ValueError(f"the detector has no parameter {name} of shape {shape}")
     device = parameters[layer.weight].device

@@ -14,13 +14,7 @@ from torch.utils._pytree import tree_leaves
 from boxcov._torch.distributed import World
 from boxcov._torch.modules import check_finite_weights, fingerprint, move, ready
 from boxcov.detector import Detector, own_configuration
-from boxcov.errors import (
-    BoxcovError,
-    BoxcovWarning,
-    NotFiniteFrameError,
-    check_choice,
-    join_names,
-)
+from boxcov.errors import BoxcovError, BoxcovWarning, NotFiniteFrameError, check_choice, join_names
 from boxcov.kfac.accumulate import Accumulator
 from boxcov.kfac.checkpoint import Checkpoint, Checkpointer, Items, PassSums
 from boxcov.kfac.ekfac import GradientMoments

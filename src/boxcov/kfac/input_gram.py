@@ -32,11 +32,6 @@ def input_gram(x: Tensor, geometry: Geometry, has_bias: bool) -> tuple[Tensor, i
     """Return the sum of ``a a^T`` over all locations (G, n_in, n_in), and the number of locations.
 
     With a bias, a has a 1 appended.
-
-    >>> geometry = Geometry((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
-    >>> Q, locations = input_gram(torch.randn(2, 4, 8, 8), geometry, has_bias=True)
-    >>> Q.shape, locations
-    (torch.Size([1, 37, 37]), 128)
     """
     locations = x.shape[0] * (
         x.shape[1] if not geometry.kernel else prod(_output_sizes(x, geometry))

@@ -65,13 +65,7 @@ def run(options: FitCommand, progress: Progress | None = None) -> Posterior:
 
 
 def summarize(posterior: Posterior, minutes: float) -> dict[str, Any]:
-    """Return what ``boxcov fit --json`` prints about a posterior.
-
-    >>> from boxcov.data import shapes
-    >>> from boxcov.detectors.tiny import TinyCenter
-    >>> summarize(fit_posterior(TinyCenter(), shapes.frames(count=2)), 0.1)["layers"]
-    9
-    """
+    """Return what ``boxcov fit --json`` prints about a posterior."""
     storage = posterior.storage()
     conditions = {name: posterior.condition(name) for name in posterior.blocks}
     worst = max(conditions, key=conditions.__getitem__)

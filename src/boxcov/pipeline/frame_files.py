@@ -31,12 +31,7 @@ from boxcov.detectors.yolox import YOLOX
 from boxcov.errors import BoxcovError
 from boxcov.input_file import MAX_BYTES, check_regular, reading
 from boxcov.outlines import background_of
-from boxcov.pipeline.detectors import (
-    is_foreign,
-    trained_size,
-    warn_if_implausible,
-    warn_of_sweeps,
-)
+from boxcov.pipeline.detectors import is_foreign, trained_size, warn_if_implausible, warn_of_sweeps
 from boxcov.pipeline.kitti_axes import TO_KITTI, points_to_nuscenes
 from boxcov.pipeline.options import ExportCommand, FileOptions
 from boxcov.pipeline.user_code import load_function
@@ -205,14 +200,7 @@ class FileFrames(FrameSequence):
 
 
 def scale_boxes(found: Detections, factor: float) -> Detections:
-    """Return boxes x1 y1 x2 y2 and their covariances in pixels of another size.
-
-    >>> zero, fields = torch.zeros(1), ("x1", "y1", "x2", "y2")
-    >>> box, covariance = torch.ones(1, 4), torch.ones(1, 4, 4)
-    >>> one = Detections(box, torch.ones(1), zero, zero, fields, ("cat",), covariance)
-    >>> scale_boxes(one, 2.0).boxes[0, 0], scale_boxes(one, 2.0).covariance[0, 0, 0]
-    (tensor(2.), tensor(4.))
-    """
+    """Return boxes x1 y1 x2 y2 and their covariances in pixels of another size."""
     factors = torch.tensor(
         [factor if name in IMAGE else 1.0 for name in found.fields], device=found.boxes.device
     )

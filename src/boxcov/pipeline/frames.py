@@ -35,9 +35,6 @@ def load_frames(
     calls a function of the user's with the name of the split.
 
     classes: those of the detector; an error is raised if the data has other classes.
-
-    >>> len(load_frames(DataOptions("simulated:rain", count=3)))
-    3
     """
     kind, _, where = source.data.partition(":")
     if kind == "simulated":
@@ -195,11 +192,7 @@ def load_in_background(
 def preload_frames(
     frames: Sequence[Any], device: str, progress: Progress | None = None
 ) -> list[Any]:
-    """Return all frames as a list of tensors on ``device``, for several passes over them.
-
-    >>> len(preload_frames(simulated.frames(count=3, sweeps=1), "cpu"))
-    3
-    """
+    """Return all frames as a list of tensors on ``device``, for several passes over them."""
     items: list[Any] = []
     for start in range(0, len(frames), PRELOAD_BATCH):
         numbers = range(start, min(start + PRELOAD_BATCH, len(frames)))

@@ -39,14 +39,7 @@ class KittiAsNuScenes(Sequence[Any]):
 
 
 def frame_to_nuscenes(frame: Any) -> Any:
-    """Return a KITTI frame in the axes and classes of nuScenes.
-
-    >>> box = torch.tensor([[10.0, 0.0, 0.0, 1.8, 4.2, 1.5, 0.0, float("nan"), float("nan")]])
-    >>> frame = [torch.zeros(1, 5)], [{"boxes": box, "labels": torch.tensor([2])}]
-    >>> _, targets = frame_to_nuscenes(frame)
-    >>> targets[0]["boxes"][0, :2].tolist(), simulated.CLASSES[targets[0]["labels"][0]]
-    ([-0.0, 10.0], 'bicycle')
-    """
+    """Return a KITTI frame in the axes and classes of nuScenes."""
     clouds, targets = frame
     classes = torch.tensor(
         [simulated.CLASSES.index(NUSCENES_CLASS[name]) for name in kitti.CLASSES]
@@ -70,16 +63,7 @@ def points_to_nuscenes(cloud: Tensor) -> Tensor:
 
 
 def detections_to_kitti(found: Detections) -> Detections:
-    """Return the cars, pedestrians and bicycles of ``found`` in the axes and classes of KITTI.
-
-    >>> boxes = torch.tensor([[-2.0, 10, 0, 2, 4, 1.5, 1.6, 0, 5], [0, 9, 0, 1, 1, 1, 0, 0, 0]])
-    >>> fields = ("x", "y", "z", "w", "l", "h", "yaw", "vx", "vy")
-    >>> labels, frame = torch.tensor([1, 0]), torch.zeros(2)
-    >>> two = Detections(boxes, torch.ones(2), labels, frame, fields, ("barrier", "car"))
-    >>> there = detections_to_kitti(two)
-    >>> there.boxes[0, :2].tolist(), there.classes[there.labels[0]], len(there)
-    ([10.0, 2.0], 'Car', 1)
-    """
+    """Return the cars, pedestrians and bicycles of ``found`` in the axes and classes of KITTI."""
     kitti_class = {theirs: name for name, theirs in NUSCENES_CLASS.items()}
     names = [kitti_class.get(found.classes[label]) for label in found.labels.tolist()]
     known = found[[row for row, name in enumerate(names) if name is not None]]

@@ -25,18 +25,8 @@ from boxcov.input_file import hash_file, reading
 from boxcov.outlines import background_of
 from boxcov.pipeline.block_store import BLOCK, BlockStore
 from boxcov.pipeline.detectors import load_detector, match_source, warn_if_implausible
-from boxcov.pipeline.frame_files import (
-    FileFrames,
-    Frame,
-    FrameReader,
-    look_at_first,
-)
-from boxcov.pipeline.frames import (
-    Progress,
-    default_test_split,
-    load_frames,
-    load_in_background,
-)
+from boxcov.pipeline.frame_files import FileFrames, Frame, FrameReader, look_at_first
+from boxcov.pipeline.frames import Progress, default_test_split, load_frames, load_in_background
 from boxcov.pipeline.options import EstimatorOptions, PredictCommand, RankCommand
 from boxcov.pipeline.options.common import SHIPPED_POSTERIOR
 from boxcov.pipeline.output_format import check_format, write_detections

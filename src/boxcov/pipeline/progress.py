@@ -24,13 +24,6 @@ class Progress:
     """A context manager to be called with the number of items done, and the total if known.
 
     It prints the rate and the remaining time to stderr. Under torchrun only rank 0 prints.
-
-    >>> ticks = iter([0.0, 1.0, 9.0, 10.0, 17.0])
-    >>> with Progress("fitting", stream=sys.stdout, clock=lambda: next(ticks)) as progress:
-    ...     for done in (1, 17, 18, 33):
-    ...         progress(done, 65)
-    fitting: 17 of 65 frames, 2 per second, 0:00:24 left
-    fitting: 33 of 65 frames, 2 per second, 0:00:16 left
     """
 
     def __init__(
@@ -119,13 +112,7 @@ def _format_rate(rate: float | None) -> str:
 
 
 class Steps:
-    """The progress of several steps: ``step("fit")`` ends the current step and starts the next.
-
-    >>> with Steps(stream=sys.stdout) as step:
-    ...     fitting = step("fit")
-    ...     fitting(1, 2)
-    ...     step.named("predict", 1, 2)
-    """
+    """The progress of several steps: ``step("fit")`` ends the current step and starts the next."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = stream

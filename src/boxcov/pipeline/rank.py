@@ -18,12 +18,7 @@ from boxcov.files import check_writable
 from boxcov.outlines import background_of
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frame_files import FileFrames, Frame
-from boxcov.pipeline.frames import (
-    Progress,
-    load_frames,
-    load_in_background,
-    source_of_detections,
-)
+from boxcov.pipeline.frames import Progress, load_frames, load_in_background, source_of_detections
 from boxcov.pipeline.options import PredictedData, RankCommand
 from boxcov.pipeline.paths import holds_output, refuse_existing
 from boxcov.pipeline.predict import build_predictor, open_frames
@@ -83,9 +78,7 @@ def box_table(pool: Pool, by: str) -> dict[str, Any]:
         has_box = rows.box >= 0
         truth_boxes = pool.truth.columns(found.fields)
         place = np.where(
-            has_box[:, None],
-            _rows_of(arrays["boxes"], rows.box),
-            _rows_of(truth_boxes, rows.label),
+            has_box[:, None], _rows_of(arrays["boxes"], rows.box), _rows_of(truth_boxes, rows.label)
         )
         label = np.where(rows.label >= 0, _rows_of(pool.truth.labels, rows.label), -1).astype(int)
         table = {"frame": rows.frame, "value": rows.value, "kind": rows.kind}

@@ -80,14 +80,7 @@ def run(options: StreamCommand, out: TextIO, latencies: Latencies) -> None:
 
 
 class Latencies:
-    """Milliseconds per frame; the first frames are counted separately because they warm up.
-
-    >>> latencies = Latencies(warmup=1)
-    >>> for ms in (90.0, 10.0, 20.0, 30.0):
-    ...     latencies.add(ms)
-    >>> print(latencies)
-    3 frames after 1 of warm-up: p50 20.0 ms, p95 29.0 ms, p99 29.8 ms, maximum 30.0 ms
-    """
+    """Milliseconds per frame; the first frames are counted separately because they warm up."""
 
     def __init__(self, warmup: int) -> None:
         self.warmup, self.count = warmup, 0

@@ -33,9 +33,7 @@ _REPORTED = ("config", "data", "split", "steps", "batch", "rate", "sweeps", "see
 
 @holds_output
 def run(
-    options: TrainCommand,
-    loading: Progress | None = None,
-    training: TrainingProgress | None = None,
+    options: TrainCommand, loading: Progress | None = None, training: TrainingProgress | None = None
 ) -> dict[str, Any]:
     """Train, test, and write the weights and a report next to them; return the report.
 

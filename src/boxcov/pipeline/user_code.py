@@ -21,11 +21,7 @@ FORM = "python:MODULE:FUNCTION"  # or python:FILE.py:FUNCTION
 
 
 def load_function(name: str) -> Callable[..., Any]:
-    """Return the function ``name``; modules are also looked for in the working directory.
-
-    >>> load_function("python:math:sqrt")(9.0)
-    3.0
-    """
+    """Return the function ``name``; modules are also looked for in the working directory."""
     where, _, function = name.removeprefix(PREFIX).rpartition(":")
     if not name.startswith(PREFIX) or not where or not function:
         raise BoxcovError(f"{name!r} names no function: give {FORM} or python:FILE.py:FUNCTION")

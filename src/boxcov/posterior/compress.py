@@ -39,14 +39,6 @@ def compress(posterior: Posterior, error: float = 0.01) -> Posterior:
 
     This holds for every linear function of the weights. The achieved bound is ``Posterior.error``.
     The factors H are small and stay as they are.
-
-    >>> import boxcov
-    >>> from boxcov.data import shapes
-    >>> from boxcov.detectors.tiny import TinyCenter
-    >>> posterior = boxcov.fit(TinyCenter(), shapes.frames(count=4), n_data=1000)
-    >>> smaller = compress(posterior, error=0.01)
-    >>> smaller.storage().stored < 0.3 * posterior.storage().stored, 0 < smaller.error <= 0.01
-    (True, True)
     """
     _check(posterior, error)
     max_delta = error / (1 + error)

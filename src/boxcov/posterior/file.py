@@ -55,14 +55,7 @@ class Storage:
 
 
 def storage(posterior: Posterior) -> Storage:
-    """Return the size of a posterior.
-
-    >>> import boxcov
-    >>> from boxcov.data import shapes
-    >>> from boxcov.detectors.tiny import TinyCenter
-    >>> print(storage(boxcov.fit(TinyCenter(), shapes.frames(count=2))))
-    factors 0.95 MiB, stored 0.73 MiB, for weights of 0.06 MiB
-    """
+    """Return the size of a posterior."""
     factors = weights = 0
     for block in posterior.blocks.values():
         layer, itemsize = block.layer, block.H.values.element_size()

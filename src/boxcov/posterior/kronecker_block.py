@@ -16,13 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boxcov._torch.layers import (
-    Geometry,
-    at_least_float32,
-    from_matrix,
-    full_precision,
-    to_matrix,
-)
+from boxcov._torch.layers import Geometry, at_least_float32, from_matrix, full_precision, to_matrix
 from boxcov.errors import BoxcovError
 from boxcov.posterior.householder import PackedFactor
 

@@ -244,13 +244,6 @@ class Posterior:
         """Return ``J Sigma J^T`` (..., D, D) of gradients (..., D, *shape) by parameter name.
 
         A missing gradient counts as 0.
-
-        >>> import boxcov
-        >>> from boxcov.data import shapes
-        >>> from boxcov.detectors.tiny import TinyCenter
-        >>> posterior = boxcov.fit(TinyCenter(), shapes.frames(count=2), depth=["head.shared.0"])
-        >>> posterior.quadratic({"head.shared.0.weight": torch.randn(7, 5, 16, 32, 3, 3)}).shape
-        torch.Size([7, 5, 5])
         """
         total: Tensor | None = None
         for name, block in self.blocks.items():

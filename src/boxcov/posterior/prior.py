@@ -23,14 +23,6 @@ def auto_prior_precision(posterior: Posterior, detector: Detector) -> Posterior:
     it explains all of |theta|^2 by those, and the prior of the others is far wider than any weight.
     So the evidence decides only if its prior variance 1 / tau is at most twice the mean square of
     the layer's weights, biases not included. Otherwise 1 / tau is that mean square.
-
-    >>> import boxcov
-    >>> from boxcov.data import shapes
-    >>> from boxcov.detectors.tiny import TinyCenter
-    >>> detector = TinyCenter()
-    >>> posterior = boxcov.fit(detector, shapes.frames(count=4), prior_precision=1.0)
-    >>> round(auto_prior_precision(posterior, detector).tau("head.shared.0"))
-    874
     """
     check_fingerprint(posterior.fingerprint, detector, "the posterior")
     weights = dict(detector.named_parameters(remove_duplicate=False))
@@ -66,14 +58,6 @@ def optimize_prior_precision(posterior: Posterior, *, per_layer: bool = False) -
     see ``auto_prior_precision``.
 
     per_layer: optimize one precision per layer.
-
-    >>> import boxcov
-    >>> from boxcov.data import shapes
-    >>> from boxcov.detectors.tiny import TinyCenter
-    >>> posterior = boxcov.fit(TinyCenter(), shapes.frames(count=4))
-    >>> optimized = optimize_prior_precision(posterior, per_layer=True)
-    >>> optimized.log_marginal_likelihood() >= posterior.log_marginal_likelihood()
-    True
     """
     n, blocks = posterior.n_data, posterior.blocks
     if per_layer:

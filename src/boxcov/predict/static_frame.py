@@ -52,17 +52,6 @@ class FrameFunction:
 
     A call returns the tensors ``names``, with zeros in the padding: ``OUTPUTS`` and, with an error
     model, ``ERROR_OUTPUTS``; ``flipped`` is left out for boxes without a heading.
-
-    >>> import boxcov
-    >>> from boxcov.data import shapes
-    >>> from boxcov.detectors.tiny import TinyCenter
-    >>> frames = shapes.frames(count=2)
-    >>> detector = TinyCenter(threshold=0.05, most=3).eval()
-    >>> posterior = boxcov.fit(detector, frames)
-    >>> inputs, limits = frames[0][0], StaticLimits(boxes=4)
-    >>> function = FrameFunction(detector, posterior, inputs, limits)
-    >>> [tuple(out.shape) for out in function(inputs)]
-    [(3, 5), (3,), (3,), (3, 5, 5), (), ()]
     """
 
     def __init__(

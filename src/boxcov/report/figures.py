@@ -36,14 +36,7 @@ MIN_SCORE = 0.3  # of a box in a picture: boxes of lower score would cover the o
 
 
 def write_figures(folder: str | Path, study: Study) -> list[Path]:
-    """Write the figures that the study has data for into ``folder``, and return their paths.
-
-    >>> import tempfile
-    >>> study = Study("Speed", runtime=[{"method": "exact", "ms": 2.0}])
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     [path.name for path in write_figures(folder, study)]
-    ['runtime.png']
-    """
+    """Write the figures that the study has data for into ``folder``, and return their paths."""
     folder = make_folder(Path(folder))
     figures = {
         "curves": _draw_line_charts(threshold_charts(study), len(METRICS), size=(3.0, 2.5)),

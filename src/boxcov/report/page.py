@@ -54,12 +54,6 @@ def write(
     """Write the page to ``path``; ``replicates`` is the number of draws behind each interval.
 
     rows: of ``boxcov.evaluate.table``, if they are known.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write(f"{folder}/report.html", Study("Night & rain"))
-    ...     "<h1>Night &amp; rain</h1>" in Path(f"{folder}/report.html").read_text(encoding="utf-8")
-    True
     """
     write_text(path, page(study, replicates, rows))
 

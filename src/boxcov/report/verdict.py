@@ -81,14 +81,7 @@ def first_records(study: Study) -> Records | None:
 
 
 def sentences(numbers: Headline) -> tuple[str, str]:
-    """Return what the numbers say.
-
-    >>> inside = {0.5: 0.5, 0.9: 0.84, 0.95: 0.9}
-    >>> for text in sentences(Headline(100, 0.2, 0.21, 0.97, 0.95, 0.012, inside)):
-    ...     print(text)
-    The risk ranks a bad box above a good one in 97.0 % of all pairs (1 - score: 95.0 %).
-    The 90 % regions hold 84 % of the errors: they are too narrow for these frames.
-    """
+    """Return what the numbers say."""
     name = "The risk" if numbers.is_calibrated else "The uncertainty u"
     found, score = f"{100 * numbers.auroc:.1f} %", f"{100 * numbers.baseline:.1f} %"
     ranking = (

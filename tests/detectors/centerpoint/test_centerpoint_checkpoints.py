@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from ast import literal_eval
 from contextlib import nullcontext
-from math import pi
 from pathlib import Path
 
 import pytest
@@ -187,22 +186,3 @@ def test_foreign_weights_in_safetensors_and_from_data_parallel(tmp_path):
         same_boxes(
             centerpoint.load(path, config).detect(inputs).boxes, detector.detect(inputs).boxes
         )
-
-
-@each_framework
-def test_boxes_and_covariances_in_a_frameworks_convention(framework):
-    boxes = torch.randn(4, 9, dtype=torch.float64)
-    root = torch.randn(4, 9, 9, dtype=torch.float64)
-    covariance = root @ root.mT
-
-    def written(box):
-        x, y, z, w, l, h, yaw, vx, vy = box.unbind()
-        if framework == "det3d":
-            return torch.stack([x, y, z, w, l, h, vx, vy, -yaw - pi / 2])
-        return torch.stack([x, y, z - h / 2 if framework == "mmdet3d" else z, l, w, h, yaw, vx, vy])
-
-    found, turned = centerpoint.to_framework(boxes, covariance, framework)
-    torch.testing.assert_close(found, torch.stack([written(box) for box in boxes]))
-    for box, before, after in zip(boxes, covariance, turned):
-        J = torch.autograd.functional.jacobian(written, box)
-        torch.testing.assert_close(after, J @ before @ J.T)

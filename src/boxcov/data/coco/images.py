@@ -26,13 +26,6 @@ def read_image(path: str | Path) -> Tensor:
 
     JPEG, PNG, BMP and WebP are read, also grey, transparent or 16-bit images, up to 40 million
     pixels. An image is turned as its EXIF data say, as viewers and OpenCV do.
-
-    >>> import tempfile
-    >>> from PIL import Image
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     Image.new("RGB", (5, 4), (255, 0, 7)).save(f"{folder}/x.png")
-    ...     read_image(f"{folder}/x.png")[:, 0, 0]
-    tensor([  7,   0, 255], dtype=torch.uint8)
     """
     Image, orient = import_package("PIL.Image"), import_package("PIL.ImageOps").exif_transpose
     try:

@@ -63,11 +63,6 @@ def to_camera(boxes: Tensor, pose: Pose) -> tuple[Tensor, Tensor]:
 
     The result is ``h w l x y z rotation_y``. ``rotation_y`` is the angle of the heading about the
     camera's y axis: ``-yaw - pi / 2`` if the sensors are aligned.
-
-    >>> R = torch.tensor([[0.0, -1, 0], [0, 0, -1], [1, 0, 0]])
-    >>> boxes = torch.tensor([[10.0, 2.0, 0.0, 1.8, 4.5, 1.6, 0.0]])
-    >>> to_camera(boxes.double(), Pose(R.double(), torch.zeros(3)))[0].tolist()[0][3:6]
-    [-2.0, 0.800000011920929, 10.0]
     """
     w, l, h = boxes[:, 3:6].unbind(1)
     location = pose(boxes[:, :3]) + torch.stack(

@@ -67,12 +67,6 @@ def cast(fan: Fan, prisms: Prisms, penetration: Tensor, reach: float) -> Hits:
 
     ``penetration`` (V, C, b) is the depth in mean free paths that a ray reaches in a prism that is
     not solid.
-
-    >>> one = torch.ones(1, 1)
-    >>> cube = Prisms(5 * one, 0 * one, 0 * one, one, one, -one, one, 0 * one, 0 * one)
-    >>> fan = Fan(torch.zeros(1, 3), torch.zeros(1), torch.tensor([0.1]), columns=4)
-    >>> cast(fan, cube, torch.zeros(1, 4, 1), reach=70.0).distance.flatten()
-    tensor([4., inf, inf, inf])
     """
     views, columns, beams = penetration.shape
     outlines = (prisms.x, prisms.y, prisms.yaw, prisms.half_length, prisms.half_width)

@@ -3,6 +3,5 @@
 from boxcov.detectors.centerpoint.checkpoints import load, save
 from boxcov.detectors.centerpoint.config import Config
 from boxcov.detectors.centerpoint.detector import CenterPoint
-from boxcov.detectors.centerpoint.frameworks import to_framework
 
-__all__ = ["CenterPoint", "Config", "load", "save", "to_framework"]
+__all__ = ["CenterPoint", "Config", "load", "save"]

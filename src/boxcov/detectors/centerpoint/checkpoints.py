@@ -16,12 +16,7 @@ from torch import Tensor
 from boxcov.detectors.centerpoint.config import FRAMEWORKS, Config, Framework, Pillars
 from boxcov.detectors.centerpoint.config_choice import choose_config
 from boxcov.detectors.centerpoint.detector import CenterPoint
-from boxcov.detectors.centerpoint.frameworks import (
-    LayerNames,
-    head_rows,
-    layer_names,
-    module_name,
-)
+from boxcov.detectors.centerpoint.frameworks import LayerNames, head_rows, layer_names, module_name
 from boxcov.detectors.centerpoint.provenance import (
     GENERATIONS,
     TITLES,

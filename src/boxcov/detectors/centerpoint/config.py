@@ -99,11 +99,7 @@ class Reporting:
 
 @dataclass(frozen=True)
 class Loss:
-    """The conventions of the loss in which the frameworks differ.
-
-    >>> Loss.of("openpcdet").weights[6:]
-    (0.2, 0.2, 1.0, 1.0)
-    """
+    """The conventions of the loss in which the frameworks differ."""
 
     weights: tuple[float, ...] = (*[1.0] * 8, 0.2, 0.2)  # reg 2, height, dim 3, rot 2, vel 2
     box_weight: float = 0.25
@@ -340,11 +336,7 @@ class Config:
         )
 
     def to_json(self) -> str:
-        """Return the config as text, which ``from_json`` reads.
-
-        >>> Config.from_json(Config.small().to_json()) == Config.small()
-        True
-        """
+        """Return the config as text, which ``from_json`` reads."""
         return to_json({**asdict(self), "kind": type(self.encoder).__name__})
 
     @staticmethod

@@ -1,16 +1,13 @@
-"""det3d, mmdetection3d and OpenPCDet: their layer names, head outputs and box formats."""
+"""det3d, mmdetection3d and OpenPCDet: their layer names and head outputs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import pi
 
-import torch
 from torch import Tensor
 
 from boxcov.detectors.centerpoint.config import FRAMEWORKS, Config, Framework, Pillars
-from boxcov.errors import BoxcovError
 
 # What mmdetection3d, det3d and OpenPCDet call the modules of their networks.
 _MODULES = {
@@ -145,33 +142,3 @@ def head_rows(weight: Tensor, branch: str, framework: Framework, legacy: bool) -
         if branch == "rot":  # sin(yaw) = -cos(rot), cos(yaw) = -sin(rot)
             return -weight.flip(0)
     return weight
-
-
-def to_framework(
-    boxes: Tensor, covariance: Tensor | None, framework: Framework
-) -> tuple[Tensor, Tensor | None]:
-    """Convert boxes (m, 9) of boxcov and their covariance (m, 9, 9) to a framework's box format.
-
-    mmdet3d: x y z l w h yaw vx vy, z at the bottom of the box.
-    det3d: x y z w l h vx vy rot, rot = -yaw - pi / 2.
-    openpcdet: x y z l w h yaw vx vy.
-
-    >>> box = torch.tensor([[1.0, 2.0, 0.0, 1.8, 4.5, 1.5, 0.3, 5.0, 0.0]])
-    >>> to_framework(box, None, "mmdet3d")[0]
-    tensor([[ 1.0000,  2.0000, -0.7500,  4.5000,  1.8000,  1.5000,  0.3000,  5.0000,
-              0.0000]])
-    """
-    if boxes.shape[1] != 9:
-        raise BoxcovError(
-            f"boxes must be x y z w l h yaw vx vy, got {boxes.shape[1]} numbers per box"
-        )
-    order = [0, 1, 2, 3, 4, 5, 7, 8, 6] if framework == "det3d" else [0, 1, 2, 4, 3, 5, 6, 7, 8]
-    J = torch.eye(9, dtype=boxes.dtype, device=boxes.device)[order]
-    offset = boxes.new_zeros(9)
-    if framework == "det3d":
-        J[8] = -J[8]
-        offset[8] = -pi / 2
-    if framework == "mmdet3d":
-        J[2, 5] = -0.5
-    converted = None if covariance is None else J.to(covariance) @ covariance @ J.to(covariance).T
-    return boxes @ J.T + offset, converted

@@ -19,12 +19,7 @@ from boxcov._torch.modules import shadow
 from boxcov.detectors.centerpoint.head import CenterHead, StackedMaps
 from boxcov.detectors.centerpoint.point_signals import point_maps
 from boxcov.detectors.centerpoint.voxel_encoder import VoxelEncoder
-from boxcov.detectors.centerpoint.voxels import (
-    check_clouds,
-    shuffle,
-    voxelise,
-    voxelise_padded,
-)
+from boxcov.detectors.centerpoint.voxels import check_clouds, shuffle, voxelise, voxelise_padded
 
 if TYPE_CHECKING:
     from boxcov.detectors.centerpoint.detector import CenterPoint

@@ -36,10 +36,6 @@ class CenterHead(nn.Module):
 
     The maps are reg, height, dim, rot, vel and heatmap; dim is log (l, w, h), rot is (sin, cos) of
     the yaw.
-
-    >>> maps = CenterHead(Config.small()).eval()(torch.zeros(1, 192, 8, 8))
-    >>> len(maps), maps[1]["heatmap"].shape
-    (6, torch.Size([1, 2, 8, 8]))
     """
 
     def __init__(self, config: Config) -> None:

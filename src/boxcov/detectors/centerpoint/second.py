@@ -13,12 +13,7 @@ _EPS, _MOMENTUM = 1e-3, 0.01  # of the norms here; the head has PyTorch's defaul
 
 
 class Second(nn.Module):
-    """Blocks of 3x3 convolutions, the first of each strided; returns the map of every block.
-
-    >>> maps = Second(64, Dense()).eval()(torch.zeros(1, 64, 32, 32))
-    >>> [tuple(m.shape[1:]) for m in maps]
-    [(64, 16, 16), (128, 8, 8), (256, 4, 4)]
-    """
+    """Blocks of 3x3 convolutions, the first of each strided; returns the map of every block."""
 
     def __init__(self, channels: int, dense: Dense) -> None:
         super().__init__()
@@ -41,12 +36,7 @@ class Second(nn.Module):
 
 
 class SecondFPN(nn.Module):
-    """The maps of the blocks, resampled to one size and concatenated.
-
-    >>> maps = [torch.zeros(1, 64, 16, 16), torch.zeros(1, 128, 8, 8), torch.zeros(1, 256, 4, 4)]
-    >>> SecondFPN(Dense()).eval()(maps).shape
-    torch.Size([1, 384, 8, 8])
-    """
+    """The maps of the blocks, resampled to one size and concatenated."""
 
     def __init__(self, dense: Dense) -> None:
         super().__init__()

@@ -129,11 +129,6 @@ def named_config(name: str, framework: Framework) -> Config:
     """Return the published nuScenes network ``name`` of a framework.
 
     name: ``pillar02``, ``voxel01`` or ``voxel0075``; with ``-circlenms`` for circle NMS.
-
-    >>> named_config("voxel0075", "det3d").point_range[3], named_config("voxel01", "det3d").sweeps
-    (54.0, 10)
-    >>> named_config("pillar02-circlenms", "mmdet3d").reporting.nms
-    'circle'
     """
     plain = name.removesuffix(CIRCLE)
     if plain not in NAMES:

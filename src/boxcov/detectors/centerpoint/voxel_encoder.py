@@ -90,11 +90,6 @@ def index_table(
     """Return the input site (out, taps) under each tap of each output site.
 
     ``len(sites.numbers)`` stands for "no site".
-
-    >>> sites = Sites(torch.tensor([3, 4]), (1, 1, 8), frames=1)
-    >>> index_table(sites, sites, (1, 1, 3), (1, 1, 1), (0, 0, 1))
-    tensor([[2, 0, 1],
-            [0, 1, 2]])
     """
     known, at = sites.numbers, out.cells
     count = len(known)
@@ -211,13 +206,7 @@ class SparseStage(nn.Module):
 
 
 class VoxelEncoder(nn.Module):
-    """Point clouds (N_i, 5) to maps (B, 2 C, ny / 8, nx / 8), through five sparse stages.
-
-    >>> from dataclasses import replace
-    >>> config = replace(Config.voxel(), point_range=(0, 0, -5, 6.4, 6.4, 3))
-    >>> VoxelEncoder(config).eval()([torch.zeros(0, 5), torch.ones(2, 5)]).shape
-    torch.Size([2, 256, 8, 8])
-    """
+    """Point clouds (N_i, 5) to maps (B, 2 C, ny / 8, nx / 8), through five sparse stages."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()

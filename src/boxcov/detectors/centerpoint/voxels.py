@@ -51,12 +51,6 @@ def voxelise(clouds: Sequence[Tensor], grid: VoxelGrid) -> Cells:
     after ``max_points`` others of their cell, and the cells first touched after ``max_cells``
     others of their frame, with a warning. The order is that of the cloud, newest sweep first, or
     random with a fixed seed (``shuffled``), so that all sweeps lose points.
-
-    >>> cloud = torch.zeros(4, 5)
-    >>> cloud[:, 0] = torch.tensor([0.1, 1.5, 0.2, 9.0])
-    >>> cells = voxelise([cloud], VoxelGrid((0, 0, -1, 2, 2, 1), (1, 1, 2), (2, 2, 1)))
-    >>> cells.counts, cells.position[:, 3]
-    (tensor([2, 1]), tensor([0, 1]))
     """
     points, frame = concatenate(clouds, grid.shuffled)
     number, inside = _cell_numbers(points, frame, grid)

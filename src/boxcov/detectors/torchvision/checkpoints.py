@@ -22,9 +22,7 @@ _COCO_NUMBERS = 91  # of torchvision's COCO models: the background and gaps incl
 
 
 def load(
-    which: str,
-    classes: Sequence[str] | Mapping[str, int] | None = None,
-    threshold: float = 0.3,
+    which: str, classes: Sequence[str] | Mapping[str, int] | None = None, threshold: float = 0.3
 ) -> TorchvisionDetector:
     """Load ``NAME`` with torchvision's published weights, or ``NAME:PATH`` with those of a file.
 

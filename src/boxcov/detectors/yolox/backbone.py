@@ -38,11 +38,7 @@ class CSPDarknet(nn.Module):
 
 
 class PAFPN(nn.Module):
-    """Images (B, 3, h, w) to maps of strides 8, 16 and 32, with 4, 8 and 16 widths of channels.
-
-    >>> [tuple(x.shape[1:]) for x in PAFPN(Config.named("nano"))(torch.zeros(1, 3, 64, 96))]
-    [(64, 8, 12), (128, 4, 6), (256, 2, 3)]
-    """
+    """Images (B, 3, h, w) to maps of strides 8, 16 and 32, with 4, 8 and 16 widths of channels."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()

@@ -15,12 +15,7 @@ REACH = 2  # cells that a box sees to each side: two 3x3 convolutions
 
 
 class Head(nn.Module):
-    """The pyramid's maps to values (B, N, 5 + classes): box, objectness logit, class logits.
-
-    >>> maps = [torch.zeros(1, 64 * 2**i, 8 // 2**i, 8 // 2**i) for i in range(3)]
-    >>> Head(Config.named("nano"))(maps).shape
-    torch.Size([1, 84, 85])
-    """
+    """The pyramid's maps to values (B, N, 5 + classes): box, objectness logit, class logits."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()

@@ -5,7 +5,6 @@ from them. Nothing here imports torch or typer, so that ``boxcov --help`` is fas
 """
 
 from boxcov.pipeline.options.commands import (
-    BenchCommand,
     CalibrateCommand,
     CheckCommand,
     ConvertCommand,
@@ -14,8 +13,7 @@ from boxcov.pipeline.options.commands import (
     ExportCommand,
     FitCommand,
     PredictCommand,
-    ReproduceCommand,
-    TrainCommand,
+    RankCommand,
 )
 from boxcov.pipeline.options.common import (
     DataOptions,
@@ -25,7 +23,7 @@ from boxcov.pipeline.options.common import (
     MessageOptions,
     PredictedData,
 )
-from boxcov.pipeline.options.rank import RankCommand
+from boxcov.pipeline.options.research import BenchCommand, ReproduceCommand, TrainCommand
 from boxcov.pipeline.options.streams import MonitorCommand, StreamCommand
 
 __all__ = [

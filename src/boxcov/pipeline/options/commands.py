@@ -1,4 +1,4 @@
-"""The options of each command: one frozen dataclass per command."""
+"""The options of each command, except those of streams and of research."""
 
 # ruff: noqa: RUF009  (``option`` returns a dataclass field)
 
@@ -151,6 +151,53 @@ class PredictCommand(DetectorOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankCommand(DetectorOptions):
+    """Options of ``boxcov rank``."""
+
+    out: Path = vocabulary.out(
+        REQUIRED, text="CSV file with one line per frame, the first one first."
+    )
+    force: bool = vocabulary.force()
+    by: Literal["risk", "epistemic", "disagreement"] = option(
+        "risk",
+        METHOD,
+        "risk: boxes that are probably bad, to label frames where the detector fails; epistemic: "
+        "boxes that the training data says little about, to label frames unlike it; disagreement: "
+        "labels that the boxes contradict, to find wrong labels (needs labelled --data).",
+    )
+    aggregate: Literal["sum", "mean", "max"] | None = option(
+        None,
+        METHOD,
+        "A frame's value from those of its boxes.",
+        shown="sum for risk, mean for epistemic, max for disagreement",
+    )
+    boxes: Path | None = option(
+        None, OUTPUT, "Also write a CSV file with one line per box, the first one first."
+    )
+    fiftyone: str | None = option(
+        None, OUTPUT, "Also make a FiftyOne dataset of this name, with the values of its samples."
+    )
+    predictions: Path | None = option(
+        None, INPUT, "Boxes written by boxcov predict, instead of running the detector."
+    )
+    source: DataOptions = DataOptions()
+    files: FileOptions = FileOptions()
+    estimator: EstimatorOptions
+    device: str = vocabulary.device()
+    workers: int = vocabulary.workers()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.by == "disagreement" and self.files.source is not None:
+            raise BoxcovError(
+                "--by disagreement compares boxes with labels, and --source has none: give "
+                "labelled frames with --data"
+            )
+        if self.boxes is not None and self.boxes == self.out:
+            raise BoxcovError(f"--boxes and --out are both {self.out}: give two names")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ConvertCommand(Options):
     """Options of ``boxcov convert``."""
 
@@ -238,59 +285,6 @@ class CheckCommand(DetectorOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainCommand(Options):
-    """Options of ``boxcov train``."""
-
-    out: Path = vocabulary.out(
-        REQUIRED, text="File for the weights; a report is written next to it."
-    )
-    force: bool = vocabulary.force()
-    config: str = option("small", METHOD, "small, pillar, voxel or kitti.")
-    data: str = vocabulary.data()
-    split: str | None = vocabulary.split()
-    test: tuple[str, ...] = option(
-        (), INPUT, "Test data; may be repeated.", metavar="KIND:WHERE", shown="as --data"
-    )
-    test_split: str | None = option(None, INPUT, "Split of the test data, e.g. 'train[28:]'.")
-    count: int = option(2000, INPUT, "Frames to train on, if simulated.", within="[1, inf)")
-    test_count: int = option(100, INPUT, "Frames to test on, if simulated.", within="[1, inf)")
-    steps: int = option(4000, METHOD, "Training steps.", within="[1, inf)")
-    batch: int = option(4, METHOD, "Frames per step.", within="[1, inf)")
-    rate: float = option(2e-3, METHOD, "Highest learning rate.", within="(0, inf)")
-    sweeps: int = vocabulary.sweeps()
-    seed: int = vocabulary.seed()
-    device: str = vocabulary.device()
-    start_from: str | None = option(
-        None, INPUT, "Initial weights: a file, small, or pillar (in a checkout)."
-    )
-    resume: bool = vocabulary.resume()
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchCommand(DetectorOptions):
-    """Options of ``boxcov bench``."""
-
-    data: str = vocabulary.data()
-    boxes: tuple[int, ...] = option(
-        (),
-        METHOD,
-        "Boxes per frame; may be repeated.",
-        within="[1, inf)",
-        shown="as many as the detector reports",
-    )
-    samples: tuple[int, ...] = option(
-        (10,), METHOD, "Monte Carlo samples; may be repeated.", within="[2, inf)"
-    )
-    depth: tuple[str, ...] = option(
-        ("head",), METHOD, "Depth of the posterior: head, neck or backbone; may be repeated."
-    )
-    frames: int = option(3, INPUT, "Frames to time.", within="[1, inf)")
-    repeats: int = option(7, METHOD, "Repetitions per frame.", within="[1, inf)")
-    seed: int = vocabulary.seed()
-    device: str = vocabulary.device()
-
-
-@dataclass(frozen=True, kw_only=True)
 class ExportCommand(DetectorOptions):
     """Options of ``boxcov export``."""
 
@@ -336,51 +330,9 @@ class ExportCommand(DetectorOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReproduceCommand(DetectorOptions):
-    """Options of ``boxcov reproduce``."""
-
-    out: Path = option(
-        REQUIRED,
-        OUTPUT,
-        "Folder for runs, tables, figures and the report; finished runs are reused.",
-        metavar="DIR",
-    )
-    quick: bool = option(
-        False, METHOD, "Few frames: a check that takes minutes, not numbers to read."
-    )
-    data: str = option("simulated:clear", INPUT, "Frames for the posterior.", metavar="KIND:WHERE")
-    split: str | None = option("train", INPUT, "Split of --data.")
-    count: int | None = vocabulary.count(text="Number of frames of --data.")
-    n_data: float | None = option(
-        None,
-        METHOD,
-        "Frames the detector was trained on; 3500 for centerpoint:small.",
-        within="(0, inf)",
-    )
-    test: str | None = option(
-        None, INPUT, "Frames to test on.", metavar="KIND:WHERE", shown="as --data"
-    )
-    test_split: str | None = option(None, INPUT, "Split of --test.")
-    test_count: int | None = vocabulary.count(text="Number of frames of --test.")
-    shift: tuple[str, ...] = option(
-        (), INPUT, "Data with a distribution shift; may be repeated.", metavar="KIND:WHERE"
-    )
-    shift_count: int | None = vocabulary.count(text="Number of frames of each --shift.")
-    threshold: float = option(
-        0.1, METHOD, "Only predictions with a higher score are evaluated.", within="[0, 1)"
-    )
-    sweeps: int = vocabulary.sweeps()
-    seed: int = vocabulary.seed()
-    device: str = vocabulary.device()
-
-
-@dataclass(frozen=True, kw_only=True)
 class DemoCommand(Options):
     """Options of ``boxcov demo``."""
 
     out: Path = option(
-        Path("demo"),
-        OUTPUT,
-        "Folder for the predictions and reports.",
-        metavar="DIR",
+        Path("demo"), OUTPUT, "Folder for the predictions and reports.", metavar="DIR"
     )

@@ -62,11 +62,7 @@ class DetectorOptions(Options):
 
 @dataclass(frozen=True)
 class DataOptions(Options):
-    """Which frames: everything that is needed to load the same frames again.
-
-    >>> DataOptions("simulated:rain", "test", count=3).sweeps
-    10
-    """
+    """Which frames: everything that is needed to load the same frames again."""
 
     data: str = vocabulary.data()
     split: str | None = vocabulary.split()
@@ -133,13 +129,7 @@ Method = Literal["mcglm", "glm", "exact", "mci", "nms"]
 
 @dataclass(frozen=True)
 class EstimatorOptions(Options):
-    """How covariances are computed. Options that the method does not have are refused.
-
-    >>> EstimatorOptions("glm", Path("p.safetensors"), samples=10)
-    Traceback (most recent call last):
-    ...
-    boxcov.errors.BoxcovError: the method glm has no option --samples: remove it
-    """
+    """How covariances are computed. Options that the method does not have are refused."""
 
     method: Method | None = option(
         None,

@@ -10,11 +10,7 @@ from typing import Literal
 
 from boxcov.errors import BoxcovError
 from boxcov.pipeline.options import vocabulary
-from boxcov.pipeline.options.common import (
-    DetectorOptions,
-    EstimatorOptions,
-    FileOptions,
-)
+from boxcov.pipeline.options.common import DetectorOptions, EstimatorOptions, FileOptions
 from boxcov.pipeline.options.option import (
     INPUT,
     METHOD,

@@ -14,16 +14,6 @@ def measure(records: Records) -> dict[str, dict[str, dict[str, float]]]:
     """Return value and chance level by error ("IoU", "l2") and metric.
 
     The paper's metrics, AUROC, and the shares P(U) and P(A) of uncertain and accurate boxes.
-
-    >>> import numpy as np
-    >>> zeros = np.zeros(4)
-    >>> rows = Records(
-    ...     ("x",), ("car",), np.zeros((4, 1)), np.array([1.0, 1.0, 1.0, 5.0]), np.ones(4),
-    ...     zeros, zeros, np.zeros((4, 1)),
-    ...     iou=np.array([0.9, 0.8, 0.1, 0.0]), l2=np.array([0.1, 0.1, 1.0, np.nan]),
-    ... )
-    >>> measure(rows)["IoU"]["P(U|I)"]["value"], measure(rows)["IoU"]["P(U|I)"]["chance"]
-    (0.5, 0.25)
     """
     out = {}
     for error, partition in partitions(records.iou, records.l2, records.uncertainty).items():

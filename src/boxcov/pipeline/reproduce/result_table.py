@@ -14,15 +14,7 @@ from boxcov.files import without_nan, write_json, write_text
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of plain values by column; None or NaN where there is no value.
-
-    >>> print(Table("t", "A table", [{"method": "GLM", "ms": 10636.0}]).markdown())
-    **A table**
-    <BLANKLINE>
-    | method | ms |
-    | --- | ---: |
-    | GLM | 10636 |
-    """
+    """Rows of plain values by column; None or NaN where there is no value."""
 
     name: str
     title: str

@@ -15,12 +15,6 @@ class SideStream:
 
     Kernels of a few boxes leave most of a GPU idle, so two chains of them take the time of one.
     Tensors that the work reads must live until ``join``.
-
-    >>> side = SideStream(torch.device("cpu"))
-    >>> found = side.run(lambda: torch.ones(2) + 1)
-    >>> side.join()
-    >>> found
-    tensor([2., 2.])
     """
 
     def __init__(self, device: torch.device) -> None:

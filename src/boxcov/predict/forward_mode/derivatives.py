@@ -19,12 +19,7 @@ from boxcov._torch.process_state import Precision, matrix_precision
 from boxcov.errors import BoxcovError
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.forward_mode.directions import Directions, normalise
-from boxcov.predict.forward_mode.tangents import (
-    NoRule,
-    Tangents,
-    forward_mode,
-    push_forward,
-)
+from boxcov.predict.forward_mode.tangents import NoRule, Tangents, forward_mode, push_forward
 from boxcov.predict.linearize import LinearizationPoint, Weights
 
 

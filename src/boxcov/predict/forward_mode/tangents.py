@@ -74,13 +74,6 @@ class Tangents(TorchFunctionMode):
 
     Tangents live as long as their tensor. ends: ids of weights at whose products propagation stops,
     because what follows is differentiated by another engine.
-
-    >>> linear = torch.nn.Linear(2, 3)
-    >>> directions = Directions({"weight": torch.ones(4, 3, 2)}, {"weight": linear.weight})
-    >>> with torch.no_grad(), Tangents(directions) as tangents:
-    ...     out = linear(torch.ones(1, 2)).relu()
-    >>> tangents.of(out).shape
-    torch.Size([4, 1, 3])
     """
 
     def __init__(self, directions: Directions, ends: frozenset[int] = frozenset()) -> None:
