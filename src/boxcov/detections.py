@@ -332,8 +332,7 @@ class Detections:
     @staticmethod
     def from_supervision(found: Any) -> Detections:
         """Return ``supervision.Detections``, with all that ``to_supervision`` put into them."""
-        made: Detections = import_module("boxcov.export.supervision").from_supervision(found)
-        return made
+        return import_module("boxcov.export.supervision").from_supervision(found)
 
     def to_fiftyone(self, size: tuple[int, int] | None = None) -> Any:
         """Return one frame as ``fiftyone.Detections``; ``size`` is (width, height) of an image."""

@@ -139,8 +139,7 @@ class Monitor:
         sides = [*deviations.T, *(-deviations[:, :-1]).T]
         bets = [_bet(_rank(side)) for side in sides]
         # the distance has one side; its second one never moves
-        evidence: Array = (self._evidence + 1) * np.array([*bets, 0.0])
-        return evidence
+        return (self._evidence + 1) * np.array([*bets, 0.0])
 
     def _reasons(
         self, signed: Array, least: float, numbers: Mapping[str, float]
@@ -234,14 +233,12 @@ def _deviations(table: Array, names: Sequence[str]) -> Array:
     S = S + _SHRINKAGE * np.diag(S.diagonal()) + 1e-12 * np.eye(len(S))
     distance = np.sqrt(np.einsum("ni,ij,nj->n", rest, np.linalg.inv(S), rest))
     scores = np.column_stack([rows[:, is_spoken], distance - distance.mean()])
-    standard: Array = scores / scores.std(0).clip(1e-9)
-    return standard
+    return scores / scores.std(0).clip(1e-9)
 
 
 def _unusual(deviations: Array) -> Array:
     """Return how far the number of each row (n,) that is farthest from its mean is from it."""
-    largest: Array = np.maximum(np.abs(deviations[:, :-1]).max(1, initial=0), deviations[:, -1])
-    return largest
+    return np.maximum(np.abs(deviations[:, :-1]).max(1, initial=0), deviations[:, -1])
 
 
 def _rank(values: Array) -> float:

@@ -32,8 +32,7 @@ def background_of(inputs: Any) -> Array | None:
         return one.detach().cpu().numpy() if isinstance(one, Tensor) else one
     is_bytes = isinstance(one, np.ndarray) and one.shape[-1] == 3
     is_image = one.ndim in (3, 4) and (is_bytes or one.shape[-3] in (1, 3))
-    image: Array | None = to_pixels(one) if is_image else None
-    return image
+    return to_pixels(one) if is_image else None
 
 
 def risk_colors(risk: Array, is_dark: bool = False) -> Array:
@@ -108,5 +107,4 @@ def ellipse(mean: Array, covariance: Array, sigmas: float, points: int = 60) -> 
     angle = np.linspace(0, 2 * np.pi, points)
     circle = np.stack([np.cos(angle), np.sin(angle)])
     half_axes = vectors * np.sqrt(values.clip(min=0))[..., None, :]
-    line: Array = mean[..., None, :] + sigmas * (half_axes @ circle).swapaxes(-1, -2)
-    return line
+    return mean[..., None, :] + sigmas * (half_axes @ circle).swapaxes(-1, -2)

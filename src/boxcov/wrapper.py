@@ -147,8 +147,7 @@ def _adapter(model: nn.Module) -> Callable[..., Detector] | None:
     found = packages & {"torchvision", "transformers", "ultralytics"}
     if not found:
         return None
-    adapter: Callable[..., Detector] = import_module(f"boxcov.detectors.{found.pop()}").wrap
-    return adapter
+    return import_module(f"boxcov.detectors.{found.pop()}").wrap
 
 
 class Wrapped(Detector):
@@ -184,8 +183,7 @@ class Wrapped(Detector):
         """
         own = self._functions.get("signals")
         if own is not None:
-            found: dict[str, Tensor] = own(self.model, raw, selection)
-            return found
+            return own(self.model, raw, selection)
         logit = self.logits(raw, selection)
         return {} if logit is None else {"logit": at_least_float32(logit)}
 
@@ -255,7 +253,7 @@ def _function(name: str, function: Any, model: nn.Module) -> Callable[..., Any]:
             f"{name} reads {join_names(around)} from an enclosing scope, but boxcov works on a "
             f"shadow of the model: use the model that is passed in, {expected}"
         )
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def _modules_around(function: Any, model: nn.Module) -> list[str]:

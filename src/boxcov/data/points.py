@@ -96,8 +96,7 @@ def points_in_boxes(points: Tensor, boxes: Tensor) -> Tensor:
     along = offset[..., 0] * cos + offset[..., 1] * sin
     across = offset[..., 1] * cos - offset[..., 0] * sin
     w, l, h = boxes[:, 3:6].T[..., None] / 2
-    within: Tensor = (along.abs() <= l) & (across.abs() <= w) & (offset[..., 2].abs() <= h)
-    return within
+    return (along.abs() <= l) & (across.abs() <= w) & (offset[..., 2].abs() <= h)
 
 
 def count_points(points: Tensor, boxes: Tensor) -> Tensor:

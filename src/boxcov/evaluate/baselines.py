@@ -63,8 +63,7 @@ def signal_features(records: Records) -> Array:
     if records.signals is None:
         raise BoxcovError("these records have no signals")
     values = np.nan_to_num(np.asarray(records.signals, dtype=float))
-    bounded: Array = np.clip(values, -1e6, 1e6)
-    return bounded
+    return np.clip(values, -1e6, 1e6)
 
 
 def features(records: Records) -> Array:
@@ -149,8 +148,7 @@ def _held_out_log_odds(columns: Array, bad: Array, test: Array, penalty: Array) 
     is_indicator = ((columns == 0) | (columns == 1)).all(0)
     scaled = (columns - mean) / np.where(is_indicator | (sd == 0), 1, sd)
     weights = logistic_regression(scaled[train], bad[train], penalty)
-    found: Array = scaled[test] @ weights[1:] + weights[0]
-    return found
+    return scaled[test] @ weights[1:] + weights[0]
 
 
 def logistic_regression(columns: Array, bad: Array, penalty: float | Array = 1.0) -> Array:
@@ -175,8 +173,7 @@ def logistic_regression(columns: Array, bad: Array, penalty: float | Array = 1.0
 
     def hessian(w: Array) -> Array:
         p = logistic(X @ w)
-        H: Array = (X * (p * (1 - p))[:, None]).T @ X + np.diag(ridge)
-        return H
+        return (X * (p * (1 - p))[:, None]).T @ X + np.diag(ridge)
 
     start = np.zeros(X.shape[1])
     start[0] = np.log(y.sum() / (len(y) - y.sum()))
@@ -188,14 +185,12 @@ def logistic_regression(columns: Array, bad: Array, penalty: float | Array = 1.0
         method="trust-exact",
         options={"gtol": 1e-5, "maxiter": 100},
     )
-    weights: Array = result.x
-    return weights
+    return result.x
 
 
 def logistic(z: Array) -> Array:
     """Return the probability (n,) for log-odds z (n,)."""
-    value: Array = np.exp(-np.logaddexp(0, -z))
-    return value
+    return np.exp(-np.logaddexp(0, -z))
 
 
 def _sizes(records: Records) -> list[Array]:

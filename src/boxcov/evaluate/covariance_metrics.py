@@ -131,8 +131,7 @@ def coverage(fit: GaussianFit, levels: Sequence[float] | Array = LEVELS) -> Arra
     if not len(probability):
         return np.full(len(levels), np.nan)
     count = np.searchsorted(probability, np.asarray(levels), side="right")
-    inside: Array = count / len(probability)
-    return inside
+    return count / len(probability)
 
 
 def ence(errors: Array, variance: Array, bins: int = 10) -> float:

@@ -45,10 +45,7 @@ class Gamma(NamedTuple):
         u = np.asarray(uncertainty, dtype=float)
         if not np.isfinite(self.shape):
             return np.where(u == self.mean, 0.5, np.where(u < self.mean, 0.0, 1.0))
-        share: Array = import_package("scipy.special").gammainc(
-            self.shape, self.shape * (u / self.mean)
-        )
-        return share
+        return import_package("scipy.special").gammainc(self.shape, self.shape * (u / self.mean))
 
 
 def fit_gamma(uncertainty: Array) -> Gamma:

@@ -129,15 +129,13 @@ def _integrate(sizes: Array, covariance: Array) -> Array:
         other = box + np.concatenate([offset[:, :-1] * np.tile(size, 2), offset[:, -1:]], 1)
         order = [0, 1, 3, 2, 4] if a == 2 else [0, 1, 2, 4, 3, 5, 6]  # l w (h) to w l (h)
         iou = (iou_bev if a == 2 else iou_3d)(box[:, order], other[:, order])
-    mean: Array = 1 - (1 - iou).reshape(n, k) @ weights  # exactly 1 where every IoU is 1
-    return mean
+    return 1 - (1 - iou).reshape(n, k) @ weights  # exactly 1 where every IoU is 1
 
 
 def _symmetric_root(covariance: Array) -> Array:
     """Return the symmetric square root (n, d, d), which is unique and exists if singular."""
     values, vectors = np.linalg.eigh((covariance + covariance.transpose(0, 2, 1)) / 2)
-    root: Array = (vectors * np.sqrt(np.maximum(values, 0))[:, None]) @ vectors.transpose(0, 2, 1)
-    return root
+    return (vectors * np.sqrt(np.maximum(values, 0))[:, None]) @ vectors.transpose(0, 2, 1)
 
 
 @cache

@@ -146,8 +146,7 @@ def quantile_interval(values: Array, level: float = 0.95) -> tuple[float, float]
 def _rows(order: Array, count: Array, start: Array) -> Array:
     """Concatenate the slices ``order[start : start + count]``."""
     offset = np.cumsum(count) - count
-    rows: Array = order[np.repeat(start - offset, count) + np.arange(int(count.sum()))]
-    return rows
+    return order[np.repeat(start - offset, count) + np.arange(int(count.sum()))]
 
 
 def _interval(values: list[Any]) -> Interval:

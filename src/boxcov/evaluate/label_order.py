@@ -37,8 +37,7 @@ def relative_deviation(covariance: Array) -> Array:
     typical = np.median(variance, axis=0) if len(variance) else np.ones(variance.shape[1])
     known = (variance > 0) & (typical > 0)
     logs = np.log(np.where(known, variance, 1) / np.where(known, typical, 1))
-    found: Array = np.exp(0.5 * logs.sum(1) / np.maximum(known.sum(1), 1))
-    return found
+    return np.exp(0.5 * logs.sum(1) / np.maximum(known.sum(1), 1))
 
 
 def box_values(found: Detections, by: Literal["risk", "epistemic"]) -> Array:
@@ -53,8 +52,7 @@ def box_values(found: Detections, by: Literal["risk", "epistemic"]) -> Array:
         raise BoxcovError("these boxes have no covariances: write them with boxcov predict")
     else:
         value = relative_deviation(arrays["covariance"])
-    values: Array = arrays["scores"] * value
-    return values
+    return arrays["scores"] * value
 
 
 def frame_values(values: Array, frame: Array, count: int, aggregate: Aggregate = "sum") -> Array:

@@ -281,11 +281,9 @@ def _ratio(intersection: Array, sizes_a: Array, sizes_b: Array) -> Array:
     volume_a, volume_b = (np.maximum(sizes, 0).prod(1) for sizes in (sizes_a, sizes_b))
     union = volume_a + volume_b - intersection
     sound = (volume_a > 0) & (volume_b > 0) & np.isfinite(union)
-    ratio: Array = np.where(sound, np.clip(intersection / union, 0, 1), 0.0)
-    return ratio
+    return np.where(sound, np.clip(intersection / union, 0, 1), 0.0)
 
 
 def _intersection_area(a: Array, b: Array) -> Array:
     """Return the intersection area (n,) of rectangles x y w l yaw."""
-    area: Array = rotated_intersection(torch.tensor(a), torch.tensor(b)).numpy()
-    return area
+    return rotated_intersection(torch.tensor(a), torch.tensor(b)).numpy()

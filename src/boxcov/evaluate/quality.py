@@ -95,14 +95,12 @@ def partitions(
 
 def accurate_iou(iou: Array, threshold: float = IOU_THRESHOLD) -> Array:
     """Return which predictions (n,) have an IoU of at least ``threshold``."""
-    accurate: Array = np.asarray(iou) >= threshold
-    return accurate
+    return np.asarray(iou) >= threshold
 
 
 def accurate_l2(distance: Array) -> Array:
     """Return which predictions (n,) are closer to their object than the mean distance."""
-    accurate: Array = np.asarray(distance) < clipped_mean(distance)
-    return accurate
+    return np.asarray(distance) < clipped_mean(distance)
 
 
 def clipped_mean(values: Array) -> float:
@@ -208,5 +206,4 @@ def _sparsification(error: Array, value_ranks: Array) -> Array:
     count = np.bincount(value_ranks)
     total = np.bincount(value_ranks, weights=error)
     mean = total / np.maximum(count, 1)
-    curve: Array = np.cumsum(np.repeat(mean, count)) / np.arange(1, len(error) + 1)
-    return curve
+    return np.cumsum(np.repeat(mean, count)) / np.arange(1, len(error) + 1)

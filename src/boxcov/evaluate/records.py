@@ -81,8 +81,7 @@ class Records:
     @property
     def bad(self) -> Array:
         """Which rows (n,) have no object, or a lower IoU than ``bad_below``."""
-        low: Array = np.asarray(self.iou) < self.bad_below
-        return low
+        return np.asarray(self.iou) < self.bad_below
 
     @property
     def errors(self) -> Array:
@@ -107,8 +106,7 @@ class Records:
             return np.zeros(self.boxes.shape, dtype=bool)
         variances = np.diagonal(self.covariance, axis1=1, axis2=2)
         found = clipped_sides(self.fields, torch.tensor(self.boxes), torch.tensor(variances))
-        clipped: Array = found.numpy()
-        return clipped
+        return found.numpy()
 
     def errors_under(self, covariance: Array) -> Array:
         """Return the errors (n, D) that a covariance (n, D, D) describes; others are NaN.
@@ -122,8 +120,7 @@ class Records:
     def range(self) -> Array:
         """Distance (n,) of each box centre from the sensor in the plane."""
         columns = [self.fields.index(name) for name in ("x", "y")]
-        distance: Array = np.linalg.norm(self.boxes[:, columns], axis=1)
-        return distance
+        return np.linalg.norm(self.boxes[:, columns], axis=1)
 
     def as_axes(self) -> Records:
         """Return the records with objects turned by pi where that is nearer to the prediction.

@@ -19,8 +19,7 @@ MIN_EIGENVALUE = 1e-6  # one millimetre, squared
 
 def trace(covariance: Array) -> Array:
     """Return the trace (n,) of covariances (n, D, D): the paper's u. It adds up different units."""
-    found: Array = np.trace(np.asarray(covariance, dtype=float), axis1=1, axis2=2)
-    return found
+    return np.trace(np.asarray(covariance, dtype=float), axis1=1, axis2=2)
 
 
 def relative_trace(boxes: Array, covariance: Array, fields: Sequence[str]) -> Array:
@@ -95,6 +94,5 @@ def uncertainty_of(records: Records, kind: ScalarUncertainty = "trace") -> Array
     if kind == "relative":
         return relative_trace(records.boxes, C, records.fields)
     if kind == "logdet":
-        root: Array = np.exp(log_determinant(C) / len(records.fields))
-        return root
+        return np.exp(log_determinant(C) / len(records.fields))
     return 1 - expected_iou(records.boxes, C, records.fields)

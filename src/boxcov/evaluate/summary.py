@@ -71,7 +71,7 @@ def summarise(records: Records, replicates: int = 200, seed: int = 0) -> dict[st
         cells[name][error] = dict(zip(keys, (*interval, *chance)))
     parts = partitions(records.iou, records.l2, records.uncertainty)
     counts = np.bincount(np.asarray(records.labels, dtype=int), minlength=len(records.classes))
-    summary: dict[str, Any] = _json_values(
+    return _json_values(
         {
             "boxes": len(records),
             "paired": int(records.paired.sum()),
@@ -87,7 +87,6 @@ def summarise(records: Records, replicates: int = 200, seed: int = 0) -> dict[st
             "regions": _region_coverage(records),
         }
     )
-    return summary
 
 
 def by_class(records: Records, replicates: int = 200, seed: int = 0) -> dict[str, dict[str, Any]]:

@@ -270,8 +270,7 @@ def _in_pose_order(
     pose = torch.zeros(len(C), 6, 6, dtype=torch.float64)
     pose[:, 3, 3] = pose[:, 4, 4] = tilt_variance
     pose[:, index[:, None], index] = (C + C.transpose(1, 2)) / 2
-    rows: list[list[float]] = pose.flatten(1).tolist()
-    return rows
+    return pose.flatten(1).tolist()
 
 
 def _pose_with_covariance(

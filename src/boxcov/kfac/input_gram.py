@@ -66,8 +66,7 @@ def input_grams(xs: Sequence[Tensor], geometry: Geometry, has_bias: bool) -> Ten
     Q, _ = input_gram(
         torch.cat(list(xs), 1), replace(geometry, groups=n * geometry.groups), has_bias
     )
-    each: Tensor = Q.unflatten(0, (n, geometry.groups))
-    return each
+    return Q.unflatten(0, (n, geometry.groups))
 
 
 def memory_of(x: Tensor, geometry: Geometry) -> int:

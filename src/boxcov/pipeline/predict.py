@@ -93,8 +93,7 @@ def run(
 def _meta(model: Predictor, about: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a file says about its boxes, as when it is read: tuples become lists."""
     versions = {"device": model.device.type, "boxcov": __version__, "torch": torch.__version__}
-    meta: dict[str, Any] = json.loads(to_json({**model.settings(), **about, **versions}))
-    return meta
+    return json.loads(to_json({**model.settings(), **about, **versions}))
 
 
 def _summary(found: Detections) -> dict[str, Any]:

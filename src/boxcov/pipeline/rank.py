@@ -96,8 +96,7 @@ def box_table(pool: Pool, by: str) -> dict[str, Any]:
 def _rows_of(values: Array, rows: Array) -> Array:
     """The rows of an array; any value where the number is -1, also if there are no rows."""
     padded = np.concatenate([values, np.zeros((1, *values.shape[1:]), values.dtype)])
-    found: Array = padded[rows]
-    return found
+    return padded[rows]
 
 
 def frame_table(pool: Pool, rows: dict[str, Any], aggregate: Aggregate) -> dict[str, Any]:
@@ -116,8 +115,7 @@ def frame_table(pool: Pool, rows: dict[str, Any], aggregate: Aggregate) -> dict[
 
 
 def _falling(values: Array) -> Array:
-    order: Array = np.argsort(-np.asarray(values, dtype=float), kind="stable")
-    return order
+    return np.argsort(-np.asarray(values, dtype=float), kind="stable")
 
 
 def _predict(options: RankCommand, progress: Progress | None) -> Pool:

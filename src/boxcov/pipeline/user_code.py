@@ -32,7 +32,7 @@ def load_function(name: str) -> Callable[..., Any]:
         raise BoxcovError(
             f"{where}: has no function {function!r}; it has {', '.join(known) or 'none'}"
         )
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _is_own(value: Any, module: ModuleType) -> bool:

@@ -232,8 +232,7 @@ class Posterior:
             return block.unrotate(xi * self.variances(name).sqrt())
         L_Q, L_H = self._cholesky[name]
         half = torch.linalg.solve_triangular(L_Q, xi, upper=False, left=False)
-        eta: Tensor = torch.linalg.solve_triangular(L_H.transpose(1, 2), half, upper=True)
-        return eta
+        return torch.linalg.solve_triangular(L_H.transpose(1, 2), half, upper=True)
 
     @cached_property
     def _cholesky(self) -> dict[str, tuple[Tensor, Tensor]]:
@@ -272,8 +271,7 @@ class Posterior:
         block = self.blocks[name]
         bases = map(torch.kron, block.H.vectors, block.Q.vectors)
         groups = [(B * v.flatten()) @ B.T for B, v in zip(bases, self.variances(name))]
-        dense: Tensor = torch.block_diag(*groups)
-        return dense
+        return torch.block_diag(*groups)
 
     def check_detector(self, detector: Detector, context: str = "posterior") -> None:
         """Raise if the posterior is of other weights, or of another configuration."""

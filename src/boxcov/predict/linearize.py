@@ -220,10 +220,7 @@ class LinearizationPoint:
 
     def raw_and_z_by(self, on_call: OnCall) -> tuple[Any, Tensor]:
         """The raw outputs and z where ``on_call`` computes each use of a weight."""
-        found: tuple[Any, Tensor] = self.linearized.run(
-            self.inputs, on_call, lambda raw: (raw, self.z_of(raw))
-        )
-        return found
+        return self.linearized.run(self.inputs, on_call, lambda raw: (raw, self.z_of(raw)))
 
     def difference(self, z: Tensor) -> Tensor:
         """``z`` minus the plain z, the short way in fields that wrap."""

@@ -159,8 +159,7 @@ class Verification:
 def relative_errors(fast: Tensor, slow: Tensor) -> Tensor:
     """Relative difference (m,) of each box's numbers (m, ...)."""
     scale = slow.flatten(1).norm(dim=1).clamp(min=1e-30)
-    errors: Tensor = (fast - slow).flatten(1).norm(dim=1) / scale
-    return errors
+    return (fast - slow).flatten(1).norm(dim=1) / scale
 
 
 def judge_boxes(errors: Tensor, tolerance: float = BOX_TOLERANCE) -> Verdict:

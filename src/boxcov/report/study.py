@@ -163,8 +163,7 @@ def scenes_of(
 def last_sweep(points: Array) -> Array:
     """Return x y z of the points (n, 2 or more) of the last LiDAR sweep."""
     is_last = points[:, 4] == 0 if points.shape[1] > 4 else slice(None)
-    last: Array = points[is_last, :3]
-    return last
+    return points[is_last, :3]
 
 
 def settings_of(found: Detections, names: Sequence[str]) -> dict[str, Any]:
@@ -189,8 +188,7 @@ def thin_points(points: Array, count: int) -> Array:
     """
     if len(points) <= count:
         return points
-    kept: Array = points[np.linspace(0, len(points) - 1, count).astype(int)]
-    return kept
+    return points[np.linspace(0, len(points) - 1, count).astype(int)]
 
 
 def _check_method(method: Method, first: Method) -> None:

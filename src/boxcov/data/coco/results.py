@@ -152,8 +152,7 @@ def _corner_covariances(row: list[float]) -> list[list[list[float]]]:
     """Return the covariances (2, 2, 2) of the upper left and the lower right corner."""
     to_corners = torch.linalg.inv(_TO_SIZE)
     C = to_corners @ torch.tensor(row, dtype=torch.float64).reshape(4, 4) @ to_corners.T
-    blocks: list[list[list[float]]] = [C[i : i + 2, i : i + 2].tolist() for i in (0, 2)]
-    return blocks
+    return [C[i : i + 2, i : i + 2].tolist() for i in (0, 2)]
 
 
 def _read_frame(

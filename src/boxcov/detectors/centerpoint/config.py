@@ -347,5 +347,4 @@ class Config:
         if "most" in given["reporting"]:  # the name in files of version 0.1
             given["reporting"]["max_boxes"] = given["reporting"].pop("most")
         given["encoder"] = conform(given["encoder"], encoder, "encoder")
-        config: Config = conform(given, Config, "config")
-        return config
+        return conform(given, Config, "config")

@@ -103,8 +103,7 @@ class CenterPoint(Detector):
         return twin
 
     def static_inputs(self, inputs: Sequence[Tensor]) -> Tensor:
-        maps: Tensor = self.encoder(inputs)
-        return maps
+        return self.encoder(inputs)
 
     def candidates(self, raw: Raw) -> Candidates:
         return candidates(raw["tasks"], self.config)

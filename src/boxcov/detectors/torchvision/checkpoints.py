@@ -90,8 +90,7 @@ def _from_file(build: Any, name: str, path: Path) -> tuple[nn.Module, bool]:
 
 
 def _build(build: Any, count: int) -> nn.Module:
-    model: nn.Module = build(weights=None, weights_backbone=None, num_classes=count)
-    return model
+    return build(weights=None, weights_backbone=None, num_classes=count)
 
 
 def _class_count(build: Any, state: State) -> int:

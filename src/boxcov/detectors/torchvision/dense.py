@@ -127,8 +127,7 @@ class AnchorDetector(TorchvisionDetector):
         return raw["bbox_regression"][at], raw["anchors"][at]
 
     def decode_regression(self, values: Tensor, start: Tensor) -> Tensor:
-        boxes: Tensor = self.model.box_coder.decode_single(values, start)
-        return boxes
+        return self.model.box_coder.decode_single(values, start)
 
     def logits(self, raw: Raw, selection: Selection) -> Tensor:
         at = (selection.where.frame, selection.where.cell)
@@ -220,7 +219,7 @@ class RetinaNet(AnchorDetector):
         return int(self.model.head.classification_head.num_classes)
 
     def scores(self, raw: Raw, b: int) -> Tensor:
-        return raw["cls_logits"][b].sigmoid()  # type: ignore[no-any-return]
+        return raw["cls_logits"][b].sigmoid()
 
     def groups(self, raw: Raw, classes: int) -> list[Tensor]:
         counts = [n * classes for n in self.level_counts(raw)]
@@ -238,10 +237,7 @@ class RetinaNet(AnchorDetector):
         return nn.Sequential(head.conv, head.cls_logits)
 
     def image_loss(self, raw: Raw, b: int, target: dict[str, Tensor]) -> dict[str, Tensor]:
-        losses: dict[str, Tensor] = self.model.compute_loss(
-            [target], self.outputs_of(raw, b), [raw["anchors"][b]]
-        )
-        return losses
+        return self.model.compute_loss([target], self.outputs_of(raw, b), [raw["anchors"][b]])
 
 
 class FCOS(RetinaNet):
@@ -250,11 +246,10 @@ class FCOS(RetinaNet):
     raw_names = tuple(f"side {side}" for side in SIDES)
 
     def scores(self, raw: Raw, b: int) -> Tensor:
-        return (raw["cls_logits"][b].sigmoid() * raw["bbox_ctrness"][b].sigmoid()).sqrt()  # type: ignore[no-any-return]
+        return (raw["cls_logits"][b].sigmoid() * raw["bbox_ctrness"][b].sigmoid()).sqrt()
 
     def decode_regression(self, values: Tensor, start: Tensor) -> Tensor:
-        boxes: Tensor = self.model.box_coder.decode(values, start)
-        return boxes
+        return self.model.box_coder.decode(values, start)
 
     def logits_at(self, raw: Raw, at: tuple[Tensor, Tensor], number: Tensor) -> Tensor:
         named = self.score_logit(raw["cls_logits"][at], number)
@@ -270,10 +265,9 @@ class FCOS(RetinaNet):
         return None
 
     def image_loss(self, raw: Raw, b: int, target: dict[str, Tensor]) -> dict[str, Tensor]:
-        losses: dict[str, Tensor] = self.model.compute_loss(
+        return self.model.compute_loss(
             [target], self.outputs_of(raw, b), [raw["anchors"][b]], self.level_counts(raw)
         )
-        return losses
 
 
 class SSD(AnchorDetector):
@@ -288,7 +282,7 @@ class SSD(AnchorDetector):
         return [int(n) for n in self.model.anchor_generator.num_anchors_per_location()]
 
     def scores(self, raw: Raw, b: int) -> Tensor:
-        return raw["cls_logits"].softmax(-1)[b]  # type: ignore[no-any-return]
+        return raw["cls_logits"].softmax(-1)[b]
 
     def groups(self, raw: Raw, classes: int) -> list[Tensor]:
         places = torch.arange(raw["anchors"].shape[1], device=raw["anchors"].device) * classes
@@ -311,7 +305,4 @@ class SSD(AnchorDetector):
             matched = self.model.proposal_matcher(box_iou(target["boxes"], anchors))
         else:
             matched = torch.full((len(anchors),), -1, device=anchors.device)
-        losses: dict[str, Tensor] = self.model.compute_loss(
-            [target], self.outputs_of(raw, b), [anchors], [matched]
-        )
-        return losses
+        return self.model.compute_loss([target], self.outputs_of(raw, b), [anchors], [matched])

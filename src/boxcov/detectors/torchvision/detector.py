@@ -167,8 +167,7 @@ class TorchvisionDetector(Detector):
 
         if len(raw["sizes"]) == 1:  # shapes that do not depend on values, for static graphs
             there = clip_boxes_to_image(self.decode_regression(values, start), raw["sizes"][0])
-            only: Tensor = resize_boxes(there, raw["sizes"][0], raw["original"][0])
-            return only
+            return resize_boxes(there, raw["sizes"][0], raw["original"][0])
         boxes = values.new_zeros(values.shape)
         for b, (size, original) in enumerate(zip(raw["sizes"], raw["original"])):
             rows = (frame == b).nonzero()[:, 0]

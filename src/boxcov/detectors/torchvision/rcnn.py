@@ -59,8 +59,7 @@ class FasterRCNN(TorchvisionDetector):
         self, features: dict[str, Tensor], regions: list[Tensor], sizes: list[Any]
     ) -> Tensor:
         """Return the pooled features (R, C, s, s) of each region."""
-        pooled: Tensor = self.model.roi_heads.box_roi_pool(features, regions, sizes)
-        return pooled
+        return self.model.roi_heads.box_roi_pool(features, regions, sizes)
 
     def head(self, pooled: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits (R, K) and regression values (R, 4 K) of each region."""
@@ -116,8 +115,7 @@ class FasterRCNN(TorchvisionDetector):
         return self.head(self.pooled(raw["features"], where.proposals, raw["sizes"]))
 
     def decode_regression(self, values: Tensor, start: Tensor) -> Tensor:
-        boxes: Tensor = self.model.roi_heads.box_coder.decode(values, [start])[:, 0]
-        return boxes
+        return self.model.roi_heads.box_coder.decode(values, [start])[:, 0]
 
     def logits(self, raw: Raw, selection: Selection) -> Tensor:
         where = selection.where
@@ -190,5 +188,4 @@ class FasterRCNN(TorchvisionDetector):
 
 def _of_class(regression: Tensor, region: Tensor, number: Tensor) -> Tensor:
     """Return the regression values (m, 4) of one class, from those of all classes (R, 4 K)."""
-    of_class: Tensor = regression.unflatten(1, (-1, 4))[region, number]
-    return of_class
+    return regression.unflatten(1, (-1, 4))[region, number]

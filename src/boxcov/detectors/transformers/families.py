@@ -46,12 +46,10 @@ class _Softmax(QueryDetector):
     background = -1
 
     def box_head(self, hidden: Tensor, raw: Raw, frame: Tensor, query: Tensor) -> Tensor:
-        boxes: Tensor = self.model.bbox_predictor(hidden).sigmoid()
-        return boxes
+        return self.model.bbox_predictor(hidden).sigmoid()
 
     def class_head(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self.model.class_labels_classifier(hidden)
-        return logits
+        return self.model.class_labels_classifier(hidden)
 
     def report(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         scores, number = logits.softmax(-1)[..., :-1].max(-1)
@@ -77,10 +75,9 @@ class _Softmax(QueryDetector):
             if layers is None
             else (self.class_head(layers), self.model.bbox_predictor(layers).sigmoid())
         )
-        loss: Tensor = self.model.loss_function(
+        return self.model.loss_function(
             raw["logits"], target, device, raw["boxes"], self.model.config, *others
         )[0]
-        return loss
 
 
 class Detr(_Softmax):
@@ -154,8 +151,7 @@ class RTDetr(QueryDetector):
         }
 
     def layer_boxes(self, raw: Raw, frame: Tensor, query: Tensor) -> Tensor:
-        boxes: Tensor = raw["all_boxes"][frame, :, query]
-        return boxes
+        return raw["all_boxes"][frame, :, query]
 
     def box_head(self, hidden: Tensor, raw: Raw, frame: Tensor, query: Tensor) -> Tensor:
         p = raw["before"][frame, query].clamp(0, 1)
@@ -163,8 +159,7 @@ class RTDetr(QueryDetector):
         return torch.sigmoid(step + (p.clamp(min=1e-5) / (1 - p).clamp(min=1e-5)).log())
 
     def class_head(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self.model.model.decoder.class_embed[-1](hidden)
-        return logits
+        return self.model.model.decoder.class_embed[-1](hidden)
 
     def report(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the Q best pairs of query and class; a query may occur twice."""
@@ -177,7 +172,7 @@ class RTDetr(QueryDetector):
         return logits.gather(1, number.unsqueeze(1))[:, 0]
 
     def image_loss(self, raw: Raw, target: list[dict[str, Tensor]], device: torch.device) -> Tensor:
-        loss: Tensor = self.model.loss_function(
+        return self.model.loss_function(
             raw["logits"],
             target,
             device,
@@ -188,7 +183,6 @@ class RTDetr(QueryDetector):
             enc_topk_logits=raw["encoder_logits"],
             enc_topk_bboxes=raw["encoder_boxes"],
         )[0]
-        return loss
 
     def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
         inner, decoder = self.model.model, self.model.model.decoder

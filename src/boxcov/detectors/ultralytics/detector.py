@@ -137,10 +137,9 @@ class Yolo(Detector):
         return corners(raw["found"][selection.where.frame, :4, selection.where.cell])
 
     def logits(self, raw: Raw, selection: Selection) -> Tensor:
-        logits: Tensor = raw["logits"][
+        return raw["logits"][
             selection.where.frame, self.labels.to_model(selection.labels), selection.where.cell
         ]
-        return logits
 
     def signals(self, raw: Raw, selection: Selection) -> dict[str, Tensor]:
         """Return named numbers (m,): also the spread of the distribution of each side."""

@@ -29,8 +29,7 @@ class BaseConv(nn.Module):
         self.act = nn.SiLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.act(self.bn(self.conv(x)))
-        return out
+        return self.act(self.bn(self.conv(x)))
 
 
 class DWConv(nn.Module):
@@ -44,8 +43,7 @@ class DWConv(nn.Module):
         self.pconv = BaseConv(n_in, n_out, 1, norm=norm)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.pconv(self.dconv(x))
-        return out
+        return self.pconv(self.dconv(x))
 
 
 def conv(config: Config, n_in: int, n_out: int, kernel: int, stride: int = 1) -> BaseConv | DWConv:
@@ -83,8 +81,7 @@ class CSPLayer(nn.Module):
         self.m = nn.Sequential(*(Bottleneck(config, half, shortcut) for _ in range(count)))
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.conv3(torch.cat([self.m(self.conv1(x)), self.conv2(x)], 1))
-        return out
+        return self.conv3(torch.cat([self.m(self.conv1(x)), self.conv2(x)], 1))
 
 
 class SPPBottleneck(nn.Module):
@@ -97,10 +94,9 @@ class SPPBottleneck(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv1(x)
-        out: Tensor = self.conv2(
+        return self.conv2(
             torch.cat([x, *(F.max_pool2d(x, k, stride=1, padding=k // 2) for k in (5, 9, 13))], 1)
         )
-        return out
 
 
 class Focus(nn.Module):
@@ -112,5 +108,4 @@ class Focus(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         corners = [x[..., row::2, column::2] for column in (0, 1) for row in (0, 1)]
-        out: Tensor = self.conv(torch.cat(corners, 1))
-        return out
+        return self.conv(torch.cat(corners, 1))

@@ -44,8 +44,7 @@ def build_model(
     model.metadata_props.update(metadata)
     proto = onnx_ir.to_proto(model)
     checker.check_model(proto)
-    content: bytes = proto.SerializeToString()
-    return content
+    return proto.SerializeToString()
 
 
 def missing_operators(graph: fx.GraphModule) -> list[str]:

@@ -138,8 +138,7 @@ def about(path: str | Path) -> dict[str, Any]:
         except DecodeError as error:
             raise ValueError(str(error)) from None
         properties = {entry.key: entry.value for entry in model.metadata_props}
-        metadata: dict[str, Any] = parse_metadata(properties[_KEY])
-        return metadata
+        return parse_metadata(properties[_KEY])
 
 
 def _named_inputs(inputs: Any, input_name: str) -> dict[str, Tensor]:

@@ -102,15 +102,13 @@ def noisy_trace(records: Records, k: int, rng: np.random.Generator) -> NDArray[A
     """
     assert records.covariance is not None
     values = np.linalg.eigvalsh(records.covariance).clip(min=0)  # (n, D)
-    trace: NDArray[Any] = (values * rng.chisquare(k - 1, values.shape)).sum(1) / (k - 1)
-    return trace
+    return (values * rng.chisquare(k - 1, values.shape)).sum(1) / (k - 1)
 
 
 def box_size(records: Records) -> NDArray[Any]:
     """Return the product of the sides of each box (n,)."""
     sides = [records.fields.index(name) for name in ("w", "l", "h") if name in records.fields]
-    size: NDArray[Any] = np.prod(records.boxes[:, sides], axis=1)
-    return size
+    return np.prod(records.boxes[:, sides], axis=1)
 
 
 def _noise_cells(cases: list[Records], error: str) -> dict[str, Any]:
