@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from boxcov import BoxcovError, Detections, Monitor
-from boxcov.monitor import frame_numbers
+from boxcov.monitor import _bet, frame_numbers
 
 FIELDS = ("x", "y")
 
@@ -194,3 +194,10 @@ def test_a_file_gives_the_same_verdict(tmp_path: Path) -> None:
     again = Monitor.load(tmp_path / "m.json")
     assert repr(again) == repr(monitor)
     assert again(new) == monitor(new)
+
+
+def test_bets_are_fair_and_large_for_small_p_values() -> None:
+    assert _bet(1.0) == 0.5
+    assert round(_bet(0.01), 2) == 4.45
+    p = (np.arange(200_000) + 0.5) / 200_000
+    assert abs(np.mean([_bet(one) for one in p]) - 1) < 0.1

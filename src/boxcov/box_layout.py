@@ -36,13 +36,6 @@ def find_layout(
     """Return the first of ``layouts`` that boxes with these fields have; raise if they have none.
 
     reader: what takes the boxes, for the message.
-
-    >>> find_layout(("x", "y", "z", "w", "l", "h", "yaw"), (IMAGE, PLANE), "a plot")
-    ('x', 'y', 'w', 'l', 'yaw')
-    >>> find_layout(("x", "y"), (IMAGE, PLANE), "a plot")
-    Traceback (most recent call last):
-    ...
-    boxcov.errors.BoxcovError: a plot takes boxes of x1 y1 x2 y2 or x y w l yaw; these are x y
     """
     for names in layouts:
         if has_layout(fields, names):
@@ -56,11 +49,6 @@ def clipped_sides(fields: Sequence[str], boxes: Tensor, variances: Tensor) -> Te
 
     These are the sides x1, y1, x2, y2 with a variance of exactly 0. A box without any variance
     counts only if it begins in the corner of the image: some methods know no spread of a box.
-
-    >>> boxes = torch.tensor([[0.0, 5.0, 9.0, 8.0], [2.0, 5.0, 9.0, 8.0]])
-    >>> variances = torch.tensor([[0.0, 1.0, 2.0, 1.0], [0.0, 0.0, 0.0, 0.0]])
-    >>> clipped_sides(("x1", "y1", "x2", "y2"), boxes, variances).nonzero().tolist()
-    [[0, 0]]
     """
     if not has_layout(fields, IMAGE):
         return torch.zeros_like(variances, dtype=torch.bool)

@@ -37,11 +37,6 @@ def check_meta(meta: Any, boxes_until: int = 0) -> Mapping[str, Any]:
 
     Entries that boxcov does not read stay as they are.
     boxes_until: the number of the last frame that has a box, plus 1.
-
-    >>> check_meta({"frames": 0}, boxes_until=3)
-    Traceback (most recent call last):
-    ...
-    boxcov.errors.BoxcovError: meta.frames is 0, but there are boxes in frame 2
     """
     meta = conform(meta, dict[str, Any], "meta")
     for name, kind in _SCHEMA.items():

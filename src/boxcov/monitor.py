@@ -248,11 +248,7 @@ def _rank(values: Array) -> float:
 
 
 def _bet(p: float) -> float:
-    """Return the mean of ``k p^(k - 1)`` over k from 0 to 1: an e-value, large for a small p.
-
-    >>> _bet(1.0), round(_bet(0.01), 2)
-    (0.5, 4.45)
-    """
+    """Return the mean of ``k p^(k - 1)`` over k from 0 to 1: an e-value, large for a small p."""
     return 0.5 if p > 1 - 1e-6 else (1 - p + p * log(p)) / (p * log(p) ** 2)
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,8 +16,10 @@ from boxcov import BoxcovError, BoxcovWarning, Detections
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.evaluate.ground_truth import match_detections
+from boxcov.evaluate.records import Records
 from boxcov.pipeline.options import DataOptions
 from boxcov.pipeline.reproduce import workspace as workspace_module
+from boxcov.pipeline.reproduce.analysis import noisy_trace
 from boxcov.pipeline.reproduce.comparison import quality
 from boxcov.pipeline.reproduce.metrics import measure
 from boxcov.pipeline.reproduce.plan import FORMS, Run, Setting, paper_mcglm, planned_runs
@@ -250,3 +253,19 @@ def test_markdown_of_a_table_aligns_numbers() -> None:
     table = Table("t", "A table", [{"method": "GLM", "ms": 10636.0}])
     lines = ["**A table**", "", "| method | ms |", "| --- | ---: |", "| GLM | 10636 |"]
     assert table.markdown() == "\n".join(lines)
+
+
+def test_cells_of_a_table_are_rounded() -> None:
+    values = (0.4, 12.34, 10636.2, 3, None, "H", 3.2e9)
+    rows = [{str(i): value for i, value in enumerate(values)}]
+    cells = Table("t", "", rows).markdown().splitlines()[-1]
+    assert cells == "| 0.40 | 12.3 | 10636 | 3 |  | H | 3.2e+09 |"
+
+
+def test_noise_of_ten_samples_is_that_of_a_wishart_matrix() -> None:
+    zeros = np.zeros(5000)
+    arrays = (zeros[:, None], zeros, zeros, zeros, zeros, zeros[:, None], zeros, zeros)
+    records = Records(("x",), ("car",), *arrays, covariance=np.full((5000, 1, 1), 4.0))
+    traces = noisy_trace(records, 10, np.random.default_rng(0))
+    assert abs(traces.mean() - 4) < 0.1
+    assert abs(traces.std() - 4 * (2 / 9) ** 0.5) < 0.1

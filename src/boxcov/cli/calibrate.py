@@ -56,11 +56,7 @@ def _table(report: dict[str, Any]) -> Table:
 
 
 def _regions(report: dict[str, Any]) -> str:
-    """Return the line about the coverage of the regions.
-
-    >>> _regions({"held_out": {"regions": {"0.5": 0.512, "0.9": 0.9}}})
-    'regions of 50 / 90 % hold 51.2 / 90.0 % of the errors'
-    """
+    """Return the line about the coverage of the regions."""
     regions = report["held_out"]["regions"]
     levels = " / ".join(f"{100 * float(level):.0f}" for level in regions)
     shares = " / ".join(f"{100 * share:.1f}" for share in regions.values())
@@ -68,14 +64,7 @@ def _regions(report: dict[str, Any]) -> str:
 
 
 def _verdict(report: dict[str, Any], more_frames: str) -> str:
-    """Return a sentence: does risk find bad boxes better than 1 - score does?
-
-    >>> row = {"AUROC": 0.97, "baseline": 0.95, "low": 0.01, "high": 0.03}
-    >>> _verdict({"held_out": {"rows": {"risk": row}}}, "more frames")
-    'risk finds bad boxes better than 1 - score: AUROC 0.970 against 0.950'
-    >>> _verdict({"held_out": {"rows": {"risk": {**row, "low": -0.01}}}}, "more frames")
-    'risk is not shown to find bad boxes better than 1 - score: give more frames'
-    """
+    """Return a sentence: does risk find bad boxes better than 1 - score does?"""
     row = report["held_out"]["rows"]["risk"]
     if row["low"] > 0:
         numbers = f"AUROC {row['AUROC']:.3f} against {row['baseline']:.3f}"

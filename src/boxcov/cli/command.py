@@ -64,11 +64,6 @@ def typer_command(function: Callable[..., None]) -> Callable[..., None]:
 
     Nested dataclasses are flattened. Other parameters stay as they are. The help text shows the
     options in the order of the panels: input, method, output.
-
-    >>> from boxcov.pipeline.options import DemoCommand
-    >>> def demo(options: DemoCommand, quiet: bool = False) -> None: ...
-    >>> list(inspect.signature(typer_command(demo)).parameters)
-    ['quiet', 'out']
     """
     hints = get_type_hints(function, include_extras=True)
     parameters: list[inspect.Parameter] = []
@@ -146,11 +141,7 @@ def _parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
 
 
 def _metavar(hint: Any) -> str:
-    """Return the word for a value in the help text, or its choices.
-
-    >>> _metavar(float | None), _metavar(list[int]), _metavar(bool), _metavar(Literal["jvp", "fd"])
-    ('NUMBER', 'N', '', 'jvp|fd')
-    """
+    """Return the word for a value in the help text, or its choices."""
     kinds = (hint, *get_args(hint))
     words = {bool: "", int: "N", float: "NUMBER", str: "TEXT"}
     return next((word for kind, word in words.items() if kind in kinds), "|".join(_choices(hint)))
@@ -163,21 +154,13 @@ def _choices(hint: Any) -> list[str]:
 
 
 def _limits(interval: Interval | None) -> str:
-    """Return the sentence about the limits of a number, unless they go without saying.
-
-    >>> _limits(Interval("(0, 1]")), _limits(Interval("[1, inf)"))
-    ('Above 0 and at most 1.', '')
-    """
+    """Return the sentence about the limits of a number, unless they go without saying."""
     text = "" if interval is None else str(interval)
     return f"{text.capitalize()}." if text not in ("", "at least 0", "at least 1") else ""
 
 
 def _parser(hint: Any) -> Callable[[str], float | str] | None:
-    """Return the parser of a number, a choice, or either; None for other types.
-
-    >>> _parser(int | None)("7"), _parser(float | Literal["auto"])("auto"), _parser(str)
-    (7, 'auto', None)
-    """
+    """Return the parser of a number, a choice, or either; None for other types."""
     choices = _choices(hint)
     numbers: dict[Callable[[str], float], str] = {int: "an integer", float: "a number"}
     number = next((kind for kind in numbers if kind in (hint, *get_args(hint))), None)

@@ -74,8 +74,4 @@ def _percent(share: float | None) -> str:
 
 
 def _bad_among(count: dict[str, Any]) -> str:
-    """
-    >>> _bad_among({"boxes": 40, "bad": 0.05})
-    '5% of 40'
-    """
     return f"{_percent(count['bad'])} of {count['boxes']}"

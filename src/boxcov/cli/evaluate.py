@@ -99,13 +99,7 @@ def _add_metric(
 
 
 def _format_cell(cell: Mapping[str, float | None] | None) -> str:
-    """Return a value with its interval; a dash if the value is not finite.
-
-    >>> _format_cell({"value": 0.7123, "low": 0.6, "high": 1.0})
-    '0.71 .60-1.00'
-    >>> _format_cell({"value": 0.02, "low": -0.01, "high": 0.05})
-    '0.02 -.01 to .05'
-    """
+    """Return a value with its interval; a dash if the value is not finite."""
     if cell is None:
         return ""
     if cell["value"] is None:

@@ -39,11 +39,7 @@ def predict(options: PredictCommand, as_json: AsJson = False) -> None:
 
 
 def _describe_risk(report: dict[str, Any]) -> str:
-    """Return the line about the error model.
-
-    >>> _describe_risk({"risk": 0.0712, "low_risk": 60})
-    'risk: median 7.1 %, below 20 % for 60 boxes'
-    """
+    """Return the line about the error model."""
     if report["risk"] is None:
         return "uncalibrated: `boxcov calibrate` adds risk and the distribution of the errors"
     median = f"risk: median {100 * report['risk']:.1f} %"

@@ -25,13 +25,7 @@ def train(options: TrainCommand, as_json: AsJson = False) -> None:
 
 
 def _format(tests: dict[str, Any]) -> str:
-    """Return a table of AP by class, with one column per test set.
-
-    >>> print(_format({"a": {"mAP": 0.5, "AP": {"car": {2.0: 0.5}}}}))
-    AP (0.5, 1, 2, 4 m)                          a
-    car                                       0.50
-    mean                                      0.50
-    """
+    """Return a table of AP by class, with one column per test set."""
     lines = [f"{'AP (0.5, 1, 2, 4 m)':24}" + "".join(f"{name[-20:]:>22}" for name in tests)]
     for label in next(iter(tests.values()))["AP"]:
         values = (mean(test["AP"][label].values()) for test in tests.values())

@@ -29,14 +29,6 @@ def average_precision(found: Detections, truth: GroundTruth) -> dict[str, dict[f
     """Return the AP per class and distance over all frames; NaN for a class without an object.
 
     The first two numbers of boxes are x and y, relative to the sensor.
-
-    >>> import torch
-    >>> from boxcov.data.poses import BOX_FIELDS
-    >>> car, zero = torch.zeros(1, 9), torch.zeros(1, dtype=torch.long)
-    >>> truth = GroundTruth.from_frames([([], [{"boxes": car, "labels": zero}])])
-    >>> found = Detections(car, torch.ones(1), zero, zero, BOX_FIELDS, ("car",))
-    >>> average_precision(found, truth)["car"][2.0]
-    1.0
     """
     arrays = found.numpy()
     centres, objects = arrays["boxes"][:, :2].astype(float), truth.boxes[:, :2]
@@ -56,12 +48,7 @@ def average_precision(found: Detections, truth: GroundTruth) -> dict[str, dict[f
 
 
 def mean_precision(table: Mapping[str, Mapping[float, float]]) -> float:
-    """Return the mAP: the mean over distances, then over the classes that occur.
-
-    >>> nan = float("nan")
-    >>> mean_precision({"car": {0.5: 0.25, 1.0: 0.75}, "bus": {0.5: nan, 1.0: nan}})
-    0.5
-    """
+    """Return the mAP: the mean over distances, then over the classes that occur."""
     rows = [float(np.mean(list(row.values()))) for row in table.values()]
     known = [row for row in rows if not np.isnan(row)]
     return float(np.mean(known)) if known else float("nan")

@@ -34,15 +34,6 @@ def score_and_size(
     The regression reads ``features`` and the ``extra`` columns (n, c), such as
     ``covariance_features`` or ``signal_features``. Inaccurate means an IoU below 0.4. The value of
     each box comes from a fit on other frames.
-
-    >>> from boxcov.evaluate.matching import match
-    >>> car, zero = np.array([[0.0, 0.0, 4.0, 4.0]]), np.zeros(1, int)
-    >>> fields, classes = ("x1", "y1", "x2", "y2"), ("car",)
-    >>> found = match(
-    ...     car, np.array([0.75]), zero, zero, car, zero, zero, fields, classes, np.ones(1)
-    ... )
-    >>> score_and_size(found).uncertainty.tolist()  # no other frame to learn from
-    [0.5]
     """
     columns = features(records) if extra is None else np.concatenate([features(records), extra], 1)
     bad = ~accurate_iou(records.iou)
@@ -104,11 +95,6 @@ def out_of_fold(
     is the one of ``PENALTIES`` with the best likelihood within the other frames, so that many
     columns of little use do not spoil a few good ones. Where the other frames have only good or
     only bad rows, the probability is their share of bad rows with one half added to each count.
-
-    >>> frame, x = np.repeat(np.arange(10), 2), np.tile([-1.0, 1.0], 10)
-    >>> p = out_of_fold(x[:, None], x > 0, frame)
-    >>> bool(p[x > 0].min() > 0.8 > 0.2 > p[x < 0].max())
-    True
     """
     bad = np.asarray(bad, dtype=bool)
     numbers, place = np.unique(frame, return_inverse=True)
@@ -157,10 +143,6 @@ def logistic_regression(columns: Array, bad: Array, penalty: float | Array = 1.0
     Minimises the negative log likelihood plus ``penalty / 2``, of all columns or of each (c,),
     times the squared weights. The intercept is not penalised, so ``bad`` (n,) must contain both
     values.
-
-    >>> bad = np.array([True, False, False, False])
-    >>> logistic_regression(np.zeros((4, 1)), bad).round(4).tolist()  # log(1/3)
-    [-1.0986, 0.0]
     """
     X = np.concatenate([np.ones((len(columns), 1)), columns], 1)
     y = np.asarray(bad, dtype=float)

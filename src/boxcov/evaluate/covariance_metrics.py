@@ -53,11 +53,6 @@ def gaussian_fit(errors: Array, covariance: Array) -> GaussianFit:
     covariance is singular if a variance is not positive, an entry is not finite, or the smallest
     eigenvalue of the correlation matrix is at rounding level (1e-12; 5e-7 for float32 arrays). Its
     NLL and NEES are infinite, and no ellipsoid contains the error.
-
-    >>> covariance = np.stack([np.diag([1.0, 4.0])] * 2)
-    >>> fit = gaussian_fit(np.array([[1.0, 2.0], [1.0, np.nan]]), covariance)
-    >>> fit.nees.tolist(), fit.dims.tolist()
-    ([2.0, 1.0], [2, 1])
     """
     rounding = _ROUNDING_FLOAT32 if np.asarray(covariance).dtype == np.float32 else _ROUNDING
     errors, covariance = np.asarray(errors, dtype=float), np.asarray(covariance, dtype=float)
@@ -103,10 +98,6 @@ def anees(fit: GaussianFit, level: float = 0.95) -> tuple[float, float, float]:
 
     1 is right, more is overconfident. The interval is that of a chi-square variable: the sum of the
     NEES divided by the sum of the dimensions. NaN without rows.
-
-    >>> value, low, high = anees(GaussianFit(np.zeros(50), np.full(50, 2.0), np.full(50, 2)))
-    >>> value, round(low, 3), round(high, 3)
-    (1.0, 0.742, 1.296)
     """
     fit = fit.known
     total = int(fit.dims.sum())
@@ -176,11 +167,6 @@ def covariance_metrics(errors: Array, covariance: Array, fields: Sequence[str]) 
     """Return NLL, ENCE, coverage and ANEES of errors (n, D) under covariances (n, D, D).
 
     Rows of NaN only (predictions without an object) do not count.
-
-    >>> errors = np.array([[1.0], [-1.0], [np.nan]])
-    >>> found = covariance_metrics(errors, np.ones((3, 1, 1)), ("x",))
-    >>> found["rows"], found["ANEES"], found["ENCE"], found["coverage"]["0.5"]
-    (2, 1.0, 0.0, 0.0)
     """
     fit = gaussian_fit(errors, covariance).known
     variance = np.diagonal(covariance, axis1=1, axis2=2)

@@ -62,11 +62,6 @@ def relative_covariance(
     (and up) in lengths and widths (and heights), of the relative changes of l, w (and h), and of
     yaw in radians. Boxes x1 y1 x2 y2: width and height, and the covariance of the four edges in
     widths and heights. The covariance is meaningless where a size is not positive.
-
-    >>> along_y, fields = np.array([[3.0, 4.0, 2.0, 4.0, np.pi / 2]]), ("x", "y", "w", "l", "yaw")
-    >>> sizes, C = relative_covariance(along_y, np.diag([1.0, 4.0, 0.0, 0.04, 0.0])[None], fields)
-    >>> sizes.tolist(), np.diagonal(C[0]).round(6).tolist()
-    ([[4.0, 2.0]], [0.25, 0.25, 0.0025, 0.0, 0.0])
     """
     fields = tuple(fields)
     boxes, covariance = np.asarray(boxes, dtype=float), np.asarray(covariance, dtype=float)
@@ -140,12 +135,7 @@ def _symmetric_root(covariance: Array) -> Array:
 
 @cache
 def nodes(d: int, directions: int = DIRECTIONS, radii: int = RADII) -> tuple[Array, Array]:
-    """Return points (k, d) and weights (k,) for means over N(0, I) in d dimensions.
-
-    >>> points, weights = nodes(5)
-    >>> np.allclose((weights[:, None] * points).T @ points, np.eye(5))
-    True
-    """
+    """Return points (k, d) and weights (k,) for means over N(0, I) in d dimensions."""
     half = _directions(d, directions // 2)
     r, weights = _radii(d, radii)
     both = np.concatenate([half, -half])

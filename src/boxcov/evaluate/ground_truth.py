@@ -116,14 +116,6 @@ def match_detections(detections: Detections, truth: GroundTruth, threshold: floa
     """Return the detections with a score above ``threshold``, each matched with its object.
 
     ``detections.frame`` is the index of a frame of ``truth``.
-
-    >>> car = torch.tensor([[9.0, 2.0, 0.0, 1.8, 4.2, 1.5, 0.0, 0.0, 0.0]])
-    >>> zero, one = torch.zeros(1, dtype=torch.long), torch.ones(1)
-    >>> covariance = torch.eye(9)[None]
-    >>> found = Detections(car + 0.1, one, zero, zero, BOX_FIELDS, ("car",), covariance)
-    >>> truth = GroundTruth.from_frames([([], [{"boxes": car, "labels": zero}])])
-    >>> match_detections(found, truth).l2.round(2)
-    array([0.17])
     """
     arrays = detections.numpy()
     last = int(detections.frame.max()) if len(detections) else -1

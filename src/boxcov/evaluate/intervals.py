@@ -40,11 +40,6 @@ def bootstrap(
     """Return the 95 % interval of ``statistic`` over resampled frames, ignoring NaN.
 
     frame: (n,) frame number of each row.
-
-    >>> hit = np.array([1.0, 0.0, 1.0, 1.0])
-    >>> found = bootstrap(lambda rows: hit[rows].mean(), np.arange(4))
-    >>> float(found.low) < 0.75 < float(found.high)
-    True
     """
     draws = resample_frames(frame, replicates=replicates, seed=seed)
     return _interval([statistic(rows) for (rows,) in draws])
@@ -57,12 +52,6 @@ def bootstrap_difference(
 
     Each method is a pair of a statistic and the frame number (n,) of each of its rows. Each
     replicate draws the same frames for both.
-
-    >>> error, frame = np.array([1.0, 5.0, 3.0]), np.arange(3)
-    >>> a, b = (lambda rows: error[rows].mean() + 1), (lambda rows: error[rows].mean())
-    >>> found = bootstrap_difference((a, frame), (b, frame))
-    >>> round(float(found.low), 9), round(float(found.high), 9)
-    (1.0, 1.0)
     """
     draws = resample_frames(a[1], b[1], replicates=replicates, seed=seed)
     return _interval([np.subtract(a[0](rows_a), b[0](rows_b)) for rows_a, rows_b in draws])
@@ -93,12 +82,7 @@ def resample_frames(
 def shuffle_chance(
     metric: Callable[[Array], float], uncertainty: Array, replicates: int = 200, seed: int = 0
 ) -> Chance:
-    """Return the chance level of any metric: its values for shuffled u (n,).
-
-    >>> first = shuffle_chance(lambda u: float(u[0]), np.array([1.0, 3.0]), replicates=400)
-    >>> first.low, round(first.mean), first.high
-    (1.0, 2, 3.0)
-    """
+    """Return the chance level of any metric: its values for shuffled u (n,)."""
     if replicates < 1:
         raise BoxcovError(f"replicates must be at least 1, got {replicates}")
     rng = np.random.default_rng(seed)

@@ -127,10 +127,6 @@ def pair_by_distance(predictions: Predictions, objects: Objects, limit: float) -
 
     By falling score over all frames, each prediction takes the nearest free object of its frame,
     if it is closer than ``limit`` metres. Shapes are centres in the plane.
-
-    >>> found = Predictions(np.array([[0.0, 0.0], [0.3, 0.0]]), np.array([0.9, 0.8]), np.zeros(2))
-    >>> pair_by_distance(found, Objects(np.array([[0.2, 0.0]]), np.zeros(1)), 2.0).tolist()
-    [0, -1]
     """
 
     def nearest(i: int, free: Array) -> int:
@@ -146,11 +142,6 @@ def pair_by_iou(predictions: Predictions, objects: Objects, min_iou: float = MIN
 
     By falling score, each prediction takes the free object of its frame with the largest IoU, if
     that is at least ``min_iou``. Shapes are boxes x1 y1 x2 y2.
-
-    >>> boxes = np.array([[0.0, 0, 4, 4], [0.0, 0, 4, 5]])
-    >>> found = Predictions(boxes, np.array([0.8, 0.9]), np.zeros(2))
-    >>> pair_by_iou(found, Objects(boxes[:1], np.zeros(1))).tolist()
-    [-1, 0]
     """
 
     def largest(i: int, free: Array) -> int:

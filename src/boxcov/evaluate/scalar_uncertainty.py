@@ -27,11 +27,6 @@ def relative_trace(boxes: Array, covariance: Array, fields: Sequence[str]) -> Ar
 
     The position is taken along and across the heading, in lengths and widths; for boxes
     x1 y1 x2 y2 it is the centre. Yaw and velocity are ignored. Infinite if a size is not positive.
-
-    >>> car, fields = np.array([[10.0, 5.0, 2.0, 4.0, 0.0]]), ("x", "y", "w", "l", "yaw")
-    >>> covariance = np.diag([4.0, 1.0, 0.04, 0.16, 1.0])[None]
-    >>> relative_trace(car, covariance, fields).round(6).tolist()  # 1/4 + 1/4 + 2/100
-    [0.52]
     """
     sizes, C = relative_covariance(boxes, covariance, fields)
     if C.shape[1] == 4:  # edges: the centre is their mean, the size their difference

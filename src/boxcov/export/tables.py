@@ -117,11 +117,7 @@ def write_columns(path: str | Path, table: Mapping[str, Any]) -> None:
 
 
 def _cell(value: Any) -> Any:
-    """A value of a CSV file; a quote keeps a spreadsheet from running a name as a formula.
-
-    >>> _cell("=cmd|' /C calc'!A0"), _cell("car"), _cell(np.float32(-0.5))
-    ("'=cmd|' /C calc'!A0", 'car', '-0.5')
-    """
+    """A value of a CSV file; a quote keeps a spreadsheet from running a name as a formula."""
     if isinstance(value, np.floating):
         return f"{value:.9g}"
     return f"'{value}" if str(value).startswith(_FORMULA) and isinstance(value, str) else value

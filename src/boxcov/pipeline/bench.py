@@ -262,11 +262,7 @@ def format_table(rows: list[dict[str, Any]]) -> str:
 
 
 def _format_line(cells: Sequence[object]) -> str:
-    """Return the cells in columns of fixed width.
-
-    >>> _format_line(("exact", "head", 9, "-", "3.2 (3.0 to 4.0)", "1.50", "-"))[:50]
-    'exact                     head      9         -   '
-    """
+    """Return the cells in columns of fixed width."""
     first, *others = cells
     widths = (10, 7, 10, 32, 10, 10)
     return f"{first:20}" + "".join(f"{cell!s:>{width}}" for cell, width in zip(others, widths))

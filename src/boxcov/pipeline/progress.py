@@ -102,10 +102,6 @@ class Progress:
 
 
 def _format_rate(rate: float | None) -> str:
-    """
-    >>> _format_rate(12.34), _format_rate(0.25), _format_rate(None)
-    ('12 per second', '4 s each', '')
-    """
     if rate is None:
         return ""
     return f"{rate:.2g} per second" if rate >= 1 else f"{1 / rate:.2g} s each"

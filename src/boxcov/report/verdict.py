@@ -40,16 +40,7 @@ class Headline:
 
 
 def headline(records: Records) -> Headline:
-    """Return the numbers of one method.
-
-    >>> from boxcov.evaluate.matching import match
-    >>> boxes, i = np.array([[0.0, 0.0, 4.0, 4.0], [9.0, 9.0, 14.0, 14.0]]), np.arange(2)
-    >>> scores, fields = np.array([0.9, 0.3]), ("x1", "y1", "x2", "y2")
-    >>> found = match(boxes, scores, 0 * i, i, boxes[:1], [0], [0], fields, ("car",), i + 1)
-    >>> one = headline(found)
-    >>> one.bad, one.auroc, one.is_calibrated
-    (0.5, 1.0, False)
-    """
+    """Return the numbers of one method."""
     risk, bad = records.risk, records.bad
     return Headline(
         boxes=len(records),

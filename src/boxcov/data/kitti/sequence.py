@@ -114,13 +114,6 @@ def read_labels(path: Path) -> list[tuple[str, list[float]]]:
     """Return types and numbers (14, or 15 with a score) of a label or result file.
 
     DontCare regions are left out.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder) / "0.txt"
-    ...     _ = path.write_text("Car 0 0 0 1 2 3 4 1.5 1.8 4.2 0 1.6 20 0.1")
-    ...     [(kind, numbers[7:10]) for kind, numbers in read_labels(path)]
-    [('Car', [1.5, 1.8, 4.2])]
     """
     try:
         lines = read_text(path).splitlines()

@@ -186,13 +186,7 @@ class EstimatorOptions(Options):
         return replace(self, posterior=default_posterior(detector, user))
 
     def as_calibrated(self, method: str, samples: int | None) -> EstimatorOptions:
-        """Return the options with the method and samples of an error model, where none are given.
-
-        >>> EstimatorOptions().as_calibrated("mcglm", 20).samples
-        20
-        >>> EstimatorOptions("mcglm").as_calibrated("exact", None).method
-        'mcglm'
-        """
+        """Return the options, with the method and samples of an error model where none are given."""
         if method not in get_args(Method) or self.method not in (None, method):
             return self
         own = samples if self.samples is None else self.samples

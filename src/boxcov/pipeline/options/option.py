@@ -31,13 +31,7 @@ _NAMES = {"KIND:WHICH": ("detector", DETECTORS), "KIND:WHERE": ("data", DATA)}  
 
 
 def check_name(what: str, forms: Mapping[str, str], given: str) -> None:
-    """Raise unless ``given`` is KIND:WHERE of a known kind, before anything is loaded.
-
-    >>> check_name("detector", DETECTORS, "yolo:x.pth")
-    Traceback (most recent call last):
-    ...
-    boxcov.errors.BoxcovError: no detector 'yolo:x.pth' (did you mean 'yolox'?): give centerpoint...
-    """
+    """Raise unless ``given`` is KIND:WHERE of a known kind, before anything is loaded."""
     kind, _, where = given.partition(":")
     if kind not in forms or not (where or kind == "simulated"):
         known = did_you_mean(kind, forms) if kind not in forms else ""

@@ -53,11 +53,7 @@ class Table:
 
 
 def _format(value: Any) -> str:
-    """Return a value for people: two decimals below 10, three significant digits above.
-
-    >>> [_format(value) for value in (0.4, 12.34, 10636.2, 3, None, "H", 3.2e9)]
-    ['0.40', '12.3', '10636', '3', '', 'H', '3.2e+09']
-    """
+    """Return a value for people: two decimals below 10, three significant digits above."""
     if value is None or value != value:
         return ""
     if isinstance(value, str | int):

@@ -1,0 +1,83 @@
+"""Lines that the commands print: words and rounded numbers of a report."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from boxcov.cli import calibrate, command, demo, evaluate, predict, train
+from boxcov.pipeline import bench, stream
+from boxcov.pipeline.options import EstimatorOptions
+from boxcov.pipeline.options.option import Interval
+
+
+def test_calibrate_says_whether_the_risk_is_better() -> None:
+    row = {"AUROC": 0.97, "baseline": 0.95, "low": 0.01, "high": 0.03}
+
+    def verdict(**other: float) -> str:
+        rows = {"rows": {"risk": {**row, **other}}}
+        return calibrate._verdict({"held_out": rows}, "more frames")
+
+    assert verdict() == "risk finds bad boxes better than 1 - score: AUROC 0.970 against 0.950"
+    assert verdict(low=-0.01).startswith("risk is not shown to find bad boxes better")
+    assert verdict(low=-0.03, high=-0.01).startswith("risk finds bad boxes worse than 1 - score")
+
+
+def test_calibrate_says_what_regions_hold() -> None:
+    shares = {"held_out": {"regions": {"0.5": 0.512, "0.9": 0.9}}}
+    line = "regions of 50 / 90 % hold 51.2 / 90.0 % of the errors"
+    assert calibrate._regions(shares) == line
+
+
+@pytest.mark.parametrize(
+    ("low", "value", "high", "text"),
+    [(0.6, 0.7123, 1.0, "0.71 .60-1.00"), (-0.01, 0.02, 0.05, "0.02 -.01 to .05")],
+)
+def test_evaluate_shows_intervals(low: float, value: float, high: float, text: str) -> None:
+    assert evaluate._format_cell({"value": value, "low": low, "high": high}) == text
+
+
+def test_predict_says_how_many_boxes_have_a_low_risk() -> None:
+    line = predict._describe_risk({"risk": 0.0712, "low_risk": 60})
+    assert line == "risk: median 7.1 %, below 20 % for 60 boxes"
+
+
+def test_demo_says_how_many_are_bad() -> None:
+    assert demo._bad_among({"boxes": 40, "bad": 0.05}) == "5% of 40"
+
+
+def test_train_shows_precision_by_class() -> None:
+    lines = train._format({"a": {"mAP": 0.5, "AP": {"car": {2.0: 0.5}}}}).splitlines()
+    assert [line.split() for line in lines[1:]] == [["car", "0.50"], ["mean", "0.50"]]
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_bench_has_columns_of_fixed_width() -> None:
+    row = bench._format_line(("exact", "head", 9, "-", "3.2 (3.0 to 4.0)", "1.50", "-"))
+    assert row.startswith(f"exact{'head':>25}{9:>7}{'-':>10}")
+
+
+def test_stream_rounds_and_has_no_infinity() -> None:
+    values = np.array([[0.123456789, 987654.321], [np.inf, 1e-7]])
+    assert stream._round(values, 5) == [[0.12346, 987650.0], [None, 0.0]]
+
+
+def test_help_names_values_and_limits() -> None:
+    kinds = (float | None, list[int], bool, Literal["jvp", "fd"])
+    assert [command._metavar(kind) for kind in kinds] == ["NUMBER", "N", "", "jvp|fd"]
+    assert command._limits(Interval("(0, 1]")) == "Above 0 and at most 1."
+    assert command._limits(Interval("[1, inf)")) == ""
+
+
+def test_values_are_numbers_or_words() -> None:
+    number, either = command._parser(int | None), command._parser(float | Literal["auto"])
+    assert number is not None
+    assert either is not None
+    assert (number("7"), either("auto"), command._parser(str)) == (7, "auto", None)
+
+
+def test_options_that_are_given_stay_as_they_are() -> None:
+    assert EstimatorOptions().as_calibrated("mcglm", 20).samples == 20
+    assert EstimatorOptions("mcglm").as_calibrated("exact", None).method == "mcglm"
