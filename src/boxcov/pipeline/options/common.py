@@ -186,7 +186,7 @@ class EstimatorOptions(Options):
         return replace(self, posterior=default_posterior(detector, user))
 
     def as_calibrated(self, method: str, samples: int | None) -> EstimatorOptions:
-        """Return the options, with the method and samples of an error model where none are given."""
+        """Return the options, with the error model's method and samples where none are given."""
         if method not in get_args(Method) or self.method not in (None, method):
             return self
         own = samples if self.samples is None else self.samples
