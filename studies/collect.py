@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from frame_results import each_frame, forget
 from torch import Tensor
 
 from boxcov import MCGLM, MCI, Detections, ExactGLM, NMSSpread, Posterior, fit
@@ -68,7 +69,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="*", default=list(SETS), help="names of the sets")
     parser.add_argument("--most", type=int, default=10**9, help="frames per set")
     parser.add_argument("--samples", type=int, default=16, help="directions below the head")
-    parser.add_argument("--bare", action="store_true", help="without the expensive baselines")
+    parser.add_argument("--bare", action="store_true", help="only the covariance of the head")
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -81,33 +82,45 @@ def collect_boxes(args: argparse.Namespace) -> None:
     if not missing:
         return
     detector = centerpoint.load(args.detector).to(args.device)
-    training = simulated.frames("clear", seed=0, count=min(60, args.most), device=args.device)
-    posterior = fit(detector, training, "backbone", N_TRAIN, prior_precision=PRIOR)
-    identity = fit(detector, training, "backbone", N_TRAIN, PRIOR, fisher="identity")
-    head, below = split(posterior)
-    models: dict[str, Any] = {
-        "head": ExactGLM(detector, head, with_logit=True),
-        "below": MCGLM(detector, below, args.samples, with_logit=True),
-    }
-    expensive: dict[str, Any] = {
-        "dropout": MCI(detector, dropout=0.1, samples=8, depth="backbone", with_logit=True),
-        "identity": MCGLM(detector, split(identity)[1], args.samples, with_logit=True),
-        "nms": NMSSpread(detector),
-    }
+    models, expensive = estimators(detector, args)
     for name in missing:
         scenario, seed, count = SETS[name]
         count = min(count, args.most)
         frames = frames_of(scenario, seed, count, args.device)
-        rows: list[dict[str, np.ndarray]] = []
-        for number in range(count):
+
+        def row_of(number: int, frames: Any = frames, name: str = name) -> dict[str, np.ndarray]:
             inputs, targets = frames[number]
             row = describe(detector, inputs, targets, number)
-            more = expensive if number < BASELINES.get(name, 0) and not args.bare else {}
+            more = expensive if number < BASELINES.get(name, 0) else {}
             for method, model in {**models, **more}.items():
                 row |= covariance_columns(method, model(inputs), correlations=method == "head")
-            rows.append(row)
-        save(args.out / f"{name}.npz", rows)
+            return row
+
+        path = args.out / f"{name}.npz"
+        save(path, list(each_frame(path, count, row_of)))
+        forget(path)
         print(name, count, "frames", flush=True)
+
+
+def estimators(detector: Any, args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the models of all frames, and the expensive ones of the first frames."""
+    training = simulated.frames("clear", seed=0, count=min(60, args.most), device=args.device)
+    if args.bare:
+        head = fit(detector, training, "head", N_TRAIN, prior_precision=PRIOR)
+        return {"head": ExactGLM(detector, head, with_logit=True)}, {}
+    posterior = fit(detector, training, "backbone", N_TRAIN, prior_precision=PRIOR)
+    identity = fit(detector, training, "backbone", N_TRAIN, PRIOR, fisher="identity")
+    head, below = split(posterior)
+    models = {
+        "head": ExactGLM(detector, head, with_logit=True),
+        "below": MCGLM(detector, below, args.samples, with_logit=True),
+    }
+    expensive = {
+        "dropout": MCI(detector, dropout=0.1, samples=8, depth="backbone", with_logit=True),
+        "identity": MCGLM(detector, split(identity)[1], args.samples, with_logit=True),
+        "nms": NMSSpread(detector),
+    }
+    return models, expensive
 
 
 def frames_of(scenario: str, seed: int, count: int, device: str) -> Any:

@@ -1,7 +1,8 @@
 """Which labels are wrong? Errors are put into labels, and boxes and labels are then compared.
 
 python studies/label_errors.py --out OUT --set develop      for choices
-python studies/label_errors.py --out OUT --set test         for the tables, once
+python studies/label_errors.py --out OUT --set test         for the tables, once; resumes
+python studies/label_errors.py --out OUT --set test --quick does it run? writes no table
 
 The protocol, written before the test frames were read. The shipped small CenterPoint, its posterior
 and its error model, on clear simulated frames that none of them has seen: 80 frames (develop), and
@@ -34,6 +35,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from frame_results import each_frame, forget
 from scipy.stats import t
 
 from boxcov import Detections, ExactGLM, Posterior, join_frames
@@ -47,7 +49,7 @@ from boxcov.files import write_text
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "data"
 KINDS = ("shift", "resize", "drop", "relabel")
 SETS = {"develop": (81_000,), "test": (82_000, 82_001, 82_002)}  # seeds of frames
-FRAMES, SHARE = 80, 0.05
+FRAMES, QUICK_FRAMES, SHARE = 80, 6, 0.05
 
 
 def main() -> None:
@@ -56,20 +58,21 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--set", choices=SETS, required=True)
-    parser.add_argument("--frames", type=int, default=FRAMES, help="frames per set")
+    parser.add_argument("--quick", action="store_true", help="a few frames: does it run?")
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    args.out.mkdir(parents=True, exist_ok=True)
+    out, count = (args.out / "quick", QUICK_FRAMES) if args.quick else (args.out, FRAMES)
+    out.mkdir(parents=True, exist_ok=True)
     found = {}
     for seed in SETS[args.set]:
-        path = args.out / f"{args.set}-{seed}.npz"
+        path = out / f"{args.set}-{seed}.npz"
         if not path.exists():
-            collect(path, seed, args.frames, args.device)
+            collect(path, seed, count, args.device)
         found[seed] = precisions(*load(path))
         print(seed, found[seed], flush=True)
-    if args.set == "test" and args.frames == FRAMES:
+    if args.set == "test" and not args.quick:
         write_table(list(found.values()))
 
 
@@ -79,16 +82,20 @@ def collect(path: Path, seed: int, count: int, device: str) -> None:
     model = ExactGLM(detector, Posterior.load("small", detector))
     frames = list(simulated.frames("clear", seed=seed, count=count, device=device))
     wrong = with_errors([targets[0] for _, targets in frames], seed, len(detector.classes))
-    found, losses = [], []
-    for number in range(count):
+
+    def judge(number: int) -> tuple[Detections, np.ndarray]:
         inputs, _ = frames[number]
-        found.append(model(inputs).to("cpu"))
-        losses.append(label_losses(detector, inputs, wrong[number]))
         print(path.stem, number, flush=True)
-    join_frames(found).save(path.with_suffix(".safetensors"))
+        return model(inputs).to("cpu"), label_losses(detector, inputs, wrong[number])
+
+    found, losses = zip(*each_frame(path, count, judge))
+    join_frames(list(found)).save(path.with_suffix(".safetensors"))
     columns = {name: torch.cat([one[name] for one in wrong]).numpy() for name in wrong[0]}
     frame = np.repeat(np.arange(count), [len(one["labels"]) for one in wrong])
-    np.savez(path, frame=frame, losses=np.concatenate(losses), **columns)
+    part = path.with_suffix(".part.npz")  # an interrupted run leaves no half file
+    np.savez(part, frame=frame, losses=np.concatenate(losses), **columns)
+    part.rename(path)
+    forget(path)
 
 
 def with_errors(
@@ -160,9 +167,8 @@ def load(path: Path) -> tuple[Detections, dict[str, np.ndarray]]:
 def precisions(found: Detections, labels: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:
     """Return the precision at k of each ranking, and the share found of each kind of error."""
     shown = labels["kind"] != KINDS.index("drop")
-    truth = GroundTruth(
-        labels["boxes"][shown], labels["labels"][shown], labels["frame"][shown], FRAMES
-    )
+    count = 1 + int(max(found.frame.max(), labels["frame"].max()))
+    truth = GroundTruth(*(labels[name][shown] for name in ("boxes", "labels", "frame")), count)
     rows = disagreement(found, truth)
     errors = error_numbers(found, labels, rows, np.flatnonzero(shown))
     return {

@@ -1,6 +1,7 @@
 """Collisions and room lost when driving past parked vehicles, as examples/margin.py plans it.
 
-python studies/margin.py --root OUT                   the table; boxes are kept in OUT
+python studies/margin.py --root OUT                   the table; a stopped run resumes
+python studies/margin.py --root OUT --quick           does it run? writes no table
 
 The protocol, fixed before the set ``margin`` is read: the first 1,000 passes of reported, standing
 vehicles with an object, at 4 to 40 m, with the error model that boxcov ships; margins of at most
@@ -20,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tracking_boxes import PASSES, collect, load
+from tracking_boxes import PASSES, QUICK_FRAMES, collect, load
 
 from boxcov import Posterior
 from boxcov.detectors import centerpoint
@@ -39,20 +40,22 @@ def main() -> None:
     )
     parser.add_argument("--root", type=Path, required=True, help="folder of the boxes")
     parser.add_argument("--set", default=PASSES, help="name of the set")
+    parser.add_argument("--quick", action="store_true", help="a few frames: does it run?")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     detector = centerpoint.load("small")
     model = Posterior.load("small", detector).error_model
     assert model is not None
-    collect(args.root, [args.set])
-    drive = load(args.root, args.set)
+    root = args.root / "quick" if args.quick else args.root
+    collect(root, [args.set], most=QUICK_FRAMES if args.quick else None)
+    drive = load(root, args.set)
     seen = [sight(model.apply(f), target) for f, target in zip(drive.found, drive.targets)]
     frame = torch.cat([torch.full((len(s[0]),), i) for i, s in enumerate(seen)])[:PASSES_COUNT]
     columns = [torch.cat(column)[:PASSES_COUNT] for column in zip(*seen)]
     rows = table(columns, frame.numpy())
     for row in rows:
         print(row)
-    if args.set == PASSES:
+    if args.set == PASSES and not args.quick:
         write(rows, len(frame))
 
 

@@ -1,9 +1,10 @@
 """What boxcov.Monitor finds, beside the score and the number of boxes alone.
 
 python studies/monitor.py --root OUT --set develop --device cuda      for choices
-python studies/monitor.py --root OUT --set test --device cuda         for the tables, once
+python studies/monitor.py --root OUT --set test --device cuda         for the tables, once; resumes
+python studies/monitor.py --root OUT --set test --quick               does it run? writes no table
 
-Boxes that OUT does not hold yet are collected first (collect.py).
+Boxes that OUT does not hold yet are collected first (collect.py); without ``--device`` on the CPU.
 
 Usual frames: 200 clear frames that the error model was not fitted on (``fit``, from frame 500 on).
 Power is the share of frames with a p-value of at most 5 %. For the delay, 20 clear frames are
@@ -29,8 +30,9 @@ from boxcov.evaluate.intervals import bootstrap
 from boxcov.monitor import SPOKEN, Monitor, frame_numbers
 
 CHANGES = (*SHIFTS, MIRROR)
-COLLECTED = {"detector": "small", "most": 10**9, "samples": 16, "bare": True}  # see collect.py
+COLLECTED = {"detector": "small", "bare": True}  # see collect.py
 USUAL, LEAD, RUN_LENGTH, ORDERS = 200, 20, 1000.0, 30
+QUICK_FRAMES, QUICK_USUAL, QUICK_CHANGED = 6, 20, 3  # of fits, usual and clear, changed
 Rows = list[dict[str, float]]  # the numbers of each frame
 
 
@@ -41,25 +43,37 @@ def main() -> None:
     parser.add_argument("--root", type=Path, required=True, help="folder of studies/collect.py")
     parser.add_argument("--set", choices=("develop", "test"), required=True)
     parser.add_argument("--device", default="cpu", help="of the detector")
+    parser.add_argument("--quick", action="store_true", help="a few frames: does it run?")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
-    names = {shift: f"{args.set}-{shift}" for shift in CHANGES} | {"clear": args.set}
-    where = {"out": args.root, "sets": ["fit", *names.values()], "device": args.device}
-    collect_boxes(argparse.Namespace(**where, **COLLECTED))
-    torch.set_num_threads(1)
-    model = study_model(args.root)
-    found = load(args.root, "fit", FIT_FRAMES + USUAL)[0]
-    sets = {"usual": numbers(model.apply(found[found.frame >= FIT_FRAMES]))}
-    for shift in ("clear", *CHANGES):
-        sets[shift] = numbers(model.apply(load(args.root, names[shift])[0]))
+    sets = collect_numbers(args)
     power, delay = [], []
     for name, some in kinds(sets).items():
         values = {shift: p_values(some["usual"], some[shift]) for shift in ("clear", *CHANGES)}
         power.append([name, *(_share(p) for p in values.values())])
         delay.append([name, *delays(some)])
         print(power[-1], delay[-1], flush=True)
-    if args.set == "test":
-        write_tables(power, delay)
+    if args.set == "test" and not args.quick:
+        write_tables(power, delay, args.device)
+
+
+def collect_numbers(args: argparse.Namespace) -> dict[str, Rows]:
+    """Return the numbers of all frames, by scenario; boxes that are missing are collected."""
+    root = args.root / "quick" if args.quick else args.root
+    first, usual = (QUICK_FRAMES, QUICK_USUAL) if args.quick else (FIT_FRAMES, USUAL)
+    names = {shift: f"{args.set}-{shift}" for shift in CHANGES}
+    root.mkdir(parents=True, exist_ok=True)
+    for wanted, few in ((["fit", args.set], first + usual), (names.values(), QUICK_CHANGED)):
+        where = {"out": root, "sets": wanted, "device": args.device}
+        most = few if args.quick else 10**9
+        collect_boxes(argparse.Namespace(**where, **COLLECTED, most=most))
+    torch.set_num_threads(1)
+    model = study_model(root, first)
+    found = load(root, "fit", first + usual)[0]
+    sets = {"usual": numbers(model.apply(found[found.frame >= first]))}
+    for shift, name in {"clear": args.set, **names}.items():
+        sets[shift] = numbers(model.apply(load(root, name)[0]))
+    return sets
 
 
 def numbers(found: Detections) -> Rows:
@@ -141,11 +155,12 @@ def _share(p: np.ndarray) -> str:
     return share if low == high else f"{share} [{low}, {high}]"
 
 
-def write_tables(power: list[list[Any]], delay: list[list[Any]]) -> None:
+def write_tables(power: list[list[Any]], delay: list[list[Any]], device: str) -> None:
+    where = "the CPU" if device == "cpu" else f"one {torch.cuda.get_device_name()}"
     about = {
         "command": "python studies/monitor.py --root OUT --set test --device cuda",
         "date": date.today().isoformat(),
-        "machine": "collected on one NVIDIA H200, judged on one CPU thread",
+        "machine": f"collected on {where}, judged on one CPU thread",
     }
     tables: dict[str, dict[str, Any]] = {
         "monitor-power": {

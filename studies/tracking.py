@@ -1,6 +1,7 @@
 """Is a Kalman filter better with each box's own noise? Simulated drives, shipped CenterPoint.
 
 python studies/tracking.py --root OUT
+python studies/tracking.py --root OUT --quick         does it run? writes no table
 
 It collects the boxes (tracking_boxes.py), finds the settings of every method on the drives
 ``tune``, and makes the tables of the drives ``test``, once; a stopped run resumes.
@@ -39,7 +40,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tracking_boxes import FIT_SEED, TEST, TUNE, collect, load
+from tracking_boxes import FIT_SEED, QUICK_FRAMES, TEST, TUNE, Drive, collect, load
 from tracking_metrics import THRESHOLDS, Row, accumulate, amota, counts, idf1, mota, pairs, run
 from tracking_noise import Noise, methods, tracker_settings
 
@@ -67,34 +68,45 @@ def main() -> None:
     parser.add_argument("step", nargs="?", choices=("tune", "test"), help="only this one")
     parser.add_argument("--root", type=Path, required=True, help="folder of boxes and tracks")
     parser.add_argument("--methods", nargs="*", help="only these, to share the work of tracking")
+    parser.add_argument("--quick", action="store_true", help="a few frames: does it run?")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    collect(args.root, [f"fit-{FIT_SEED}-0", *TUNE, *TEST])
-    noises = methods(args.root, [load(args.root, name) for name in TUNE])
+    root = args.root / "quick" if args.quick else args.root
+    few = 2 if args.quick else None  # drives
+    names = [f"fit-{FIT_SEED}-0", *TUNE[:few], *TEST[:few]]
+    collect(root, names, most=QUICK_FRAMES if args.quick else None)
+    tuned = [load(root, name) for name in TUNE[:few]]
+    noises = methods(root, tuned)
     noises = {name: noises[name] for name in args.methods or noises}
     if args.step != "test":
-        tune(args.root, noises)
-    if args.step != "tune":
-        test(args.root, noises)
+        tune(root, tuned, noises)
+    if args.step == "tune":
+        return
+    tables = test(root, [load(root, name) for name in TEST[:few]], noises)
+    if tables and not args.quick:
+        write_tables(*tables)
 
 
-def tracks(root: Path, name: str, noise: Noise, key: str, settings: TrackerSettings) -> list[Row]:
+def tracks(
+    root: Path, drive: Drive, noise: Noise, key: str, settings: TrackerSettings
+) -> list[Row]:
     """Return the tracks of a drive; kept in ``root``, so that a stopped run resumes."""
-    path = root / "tracks" / f"{name}-{key.replace(' ', '')}.pickle"
+    path = root / "tracks" / f"{drive.name}-{key.replace(' ', '')}.pickle"
     if path.exists():
         kept, rows = pickle.loads(path.read_bytes())
         if kept == settings:
             return rows
-    rows = run(load(root, name), noise, settings)
+    rows = run(drive, noise, settings)
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(pickle.dumps((settings, rows)))
+    part = path.with_suffix(".part")  # an interrupted run leaves no half file
+    part.write_bytes(pickle.dumps((settings, rows)))
+    part.rename(path)
     return rows
 
 
-def tune(root: Path, noises: dict[str, Noise]) -> None:
+def tune(root: Path, drives: list[Drive], noises: dict[str, Noise]) -> None:
     """Write the settings and the threshold of every method."""
-    drives = [load(root, name) for name in TUNE]
     chosen: dict[str, tuple[TrackerSettings, float]] = {}
     for method, noise in noises.items():
         base = tracker_settings(drives, noise)
@@ -103,7 +115,7 @@ def tune(root: Path, noises: dict[str, Noise]) -> None:
             for factor in FACTORS:
                 settings = replace(base, noise=factor, dof=dof)
                 key = f"{method} {factor:g} {dof:g}"
-                rows = [tracks(root, name, noise, key, settings) for name in TUNE]
+                rows = [tracks(root, drive, noise, key, settings) for drive in drives]
                 every = [one for d, r in zip(drives, rows) for one in pairs(d, r, 0.5).values()]
                 nll, nees = (
                     float(np.mean([one[name] for one in every])) for name in ("nll", "nees")
@@ -126,9 +138,10 @@ def best_threshold(drives: list[Any], rows: list[list[Row]]) -> float:
     return max(scores, key=lambda threshold: scores[threshold])
 
 
-def test(root: Path, noises: dict[str, Noise]) -> None:
-    """Write the tables."""
-    drives = [load(root, name) for name in TEST]
+def test(
+    root: Path, drives: list[Drive], noises: dict[str, Noise]
+) -> tuple[dict[str, list[list[Any]]], int] | None:
+    """Return the rows of all tables, and the number of states; None if methods are missing."""
     state: dict[str, list[dict[Any, Any]]] = {}
     follow: dict[str, list[dict[str, Any]]] = {}
     is_whole = set(BASELINES) < set(noises)  # else another run writes the tables
@@ -136,7 +149,7 @@ def test(root: Path, noises: dict[str, Noise]) -> None:
         path = root / f"settings-{method.replace(' ', '')}.pickle"
         settings, threshold = pickle.loads(path.read_bytes())
         for drive in drives:
-            rows = tracks(root, drive.name, noise, method, settings)
+            rows = tracks(root, drive, noise, method, settings)
             if not is_whole:
                 continue
             state.setdefault(method, []).append(pairs(drive, rows, threshold))
@@ -147,10 +160,10 @@ def test(root: Path, noises: dict[str, Noise]) -> None:
             follow.setdefault(method, []).append(about)
         print(method, "done", flush=True)
     if not is_whole:
-        return
+        return None
     common = [set.intersection(*(set(state[m][i]) for m in noises)) for i in range(len(drives))]
     groups = ("position", "velocity", "heading")
-    rows = {
+    tables = {
         "tracking-consistency": [state_row(m, state[m], common, ("nees", "nis")) for m in noises],
         "tracking-rmse": [
             state_row(m, state[m], common, [f"{g} square" for g in groups]) for m in noises
@@ -162,7 +175,9 @@ def test(root: Path, noises: dict[str, Noise]) -> None:
         "tracking-follow": [track_row(m, follow[m]) for m in noises],
         "tracking-switches": [switch_row(m, follow) for m in noises],
     }
-    write_tables(rows, sum(map(len, common)))
+    for name, cells in tables.items():
+        print(name, *cells, sep="\n", flush=True)
+    return tables, sum(map(len, common))
 
 
 def state_row(

@@ -2,10 +2,11 @@
 
 python studies/tracking_boxes.py --out OUT            all of them; the studies collect their own
 
-One file per set or drive; those that exist are kept, so that a stopped run resumes. The sets are
-fixed here, before any result is looked at: ``fit`` (single frames) is for error models, ``tune``
-for the settings of every method, ``test`` (five seeds) and ``margin`` (single frames) are read
-once, for the tables. ``fast`` is the first half of three drives ``tune`` at 10 Hz.
+One file per set or drive. Those that exist are kept, and so are the frames of one that a stopped
+run was at. The sets are fixed here, before any result is looked at: ``fit`` (single frames) is for
+error models, ``tune`` for the settings of every method, ``test`` (five seeds) and ``margin``
+(single frames) are read once, for the tables. ``fast`` is the first half of three drives ``tune``
+at 10 Hz.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from frame_results import each_frame, forget
 from torch import Tensor
 
 from boxcov import Detections, ExactGLM, Posterior
@@ -35,6 +37,7 @@ TEST = [f"test-{seed}-{number}" for number in range(TEST_DRIVES) for seed in TES
 PASSES = "margin-6102-0"  # single frames for studies/margin.py
 FAST_RATE, FAST_FRAMES = 10, 100
 FAST = [f"fast-{TUNE_SEED}-{number}" for number in range(3)]
+QUICK_FRAMES = 6  # of each set, for runs that show that a study runs
 SETS = [f"fit-{FIT_SEED}-0", *TUNE, *TEST, PASSES, *FAST]
 
 
@@ -54,15 +57,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of all results")
-    parser.add_argument("--most", type=int, default=10**9, help="frames of each set")
     parser.add_argument("--sets", nargs="*", default=SETS, help="names of the sets")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
-    collect(args.out, args.sets, args.most)
+    collect(args.out, args.sets)
 
 
-def collect(out: Path, names: Sequence[str], most: int = 10**9) -> None:
-    """Write the boxes of sets that are not there yet."""
+def collect(out: Path, names: Sequence[str], most: int | None = None) -> None:
+    """Write the boxes of sets that are not there yet, at most some frames of each."""
     out.mkdir(parents=True, exist_ok=True)
     missing = [name for name in names if not (out / f"{name}.npz").exists()]
     if not missing:
@@ -86,25 +88,27 @@ def frames_of(name: str) -> Any:
 
 def save(path: Path, model: ExactGLM, frames: Sequence[Any]) -> None:
     """Write the boxes of all frames, their objects, poses and times."""
-    rows: dict[str, list[Any]] = {}
-    for number in range(len(frames)):
+
+    def describe(number: int) -> tuple[list[str], dict[str, Tensor]]:
         inputs, (target,) = frames[number]
         found = model.with_signals(inputs)
-        for name in ("boxes", "scores", "labels", "covariance", "signals"):
-            rows.setdefault(name, []).append(getattr(found, name))
-        rows.setdefault("frame", []).append(torch.full_like(found.labels, number))
-        for name, value in target.items():
-            rows.setdefault(f"target {name}", []).append(value)
-        rows.setdefault("target frame", []).append(torch.full_like(target["labels"], number))
+        names = ("boxes", "scores", "labels", "covariance", "signals")
+        row = {name: getattr(found, name) for name in names}
+        row["frame"] = torch.full_like(found.labels, number)
+        row |= {f"target {name}": value for name, value in target.items()}
+        row["target frame"] = torch.full_like(target["labels"], number)
         if hasattr(frames, "pose"):
             pose = frames.pose(number)
-            rows.setdefault("R", []).append(pose.R[None])
-            rows.setdefault("t", []).append(pose.t[None])
-            rows.setdefault("time", []).append(torch.tensor([1e-6 * frames.timestamp(number)]))
-    arrays = {name: torch.cat(parts).numpy() for name, parts in rows.items()}
+            row |= {"R": pose.R[None], "t": pose.t[None]}
+            row["time"] = torch.tensor([1e-6 * frames.timestamp(number)])
+        return list(found.meta["signals"]), row
+
+    signals, rows = zip(*each_frame(path, len(frames), describe))
+    arrays = {name: torch.cat([row[name] for row in rows]).numpy() for name in rows[0]}
     part = path.with_suffix(".part.npz")  # an interrupted run leaves no half file
-    np.savez(part, **{"signal names": list(found.meta["signals"])}, **arrays)
+    np.savez(part, **{"signal names": signals[-1]}, **arrays)
     part.rename(path)
+    forget(path)
 
 
 def load(root: Path, name: str) -> Drive:

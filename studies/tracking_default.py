@@ -1,6 +1,7 @@
 """What a Tracker gives without tuning, at 2 and at 10 Hz.
 
 python studies/tracking_default.py --root OUT         the table; resumes
+python studies/tracking_default.py --root OUT --quick does it run? writes no table
 
 The protocol, fixed before the tracks were computed (the default motion of barriers and cones was
 chosen after the first drive had been looked at): the first 10 s of the first three drives
@@ -30,7 +31,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tracking_boxes import FAST, FAST_RATE, RATE, TUNE, Drive, collect, load
+from tracking_boxes import FAST, FAST_RATE, QUICK_FRAMES, RATE, TUNE, Drive, collect, load
 from tracking_metrics import accumulate, cell, counts, mota, pairs, run
 from tracking_noise import (
     Noise,
@@ -45,7 +46,7 @@ from boxcov.detectors import centerpoint
 from boxcov.export.tracker import TrackerSettings
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "data"
-THRESHOLD, SECONDS = 0.5, 10
+THRESHOLD, SECONDS, DRIVES = 0.5, 10, 3
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,10 @@ class Case:
     settings: TrackerSettings = field(default_factory=TrackerSettings)
 
 
-def cases(root: Path, fast: list[Drive]) -> list[Case]:
+def cases(others: list[Drive], fast: list[Drive]) -> list[Case]:
+    """Return the rows of the table; R and what lasts come from these drives."""
     shipped = Posterior.load("small", centerpoint.load("small")).error_model
     assert shipped is not None
-    others = [load(root, name) for name in TUNE[3:]]
     spread = collect_pairs(others, shipped.apply).errors.square().mean(0)  # (5,)
     by_class = with_class_noise(others, shipped.apply)
     measured = tracker_settings(fast, shipped.apply, FAST_RATE)
@@ -90,7 +91,9 @@ def judge(root: Path, case: Case, drives: list[Drive]) -> list[Any]:
         path = root / "tracks" / name
         if not path.exists():  # else an earlier run stopped later
             path.parent.mkdir(exist_ok=True)
-            path.write_bytes(pickle.dumps(run(drive, case.noise, case.settings)))
+            part = path.with_suffix(".part")  # an interrupted run leaves no half file
+            part.write_bytes(pickle.dumps(run(drive, case.noise, case.settings)))
+            part.rename(path)
         rows = pickle.loads(path.read_bytes())
         found = pairs(drive, rows, THRESHOLD)
         states += [(number * 100_000 + key[1], one) for key, one in found.items()]
@@ -109,16 +112,20 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--root", type=Path, required=True, help="folder of boxes and tracks")
-    parser.add_argument("--drives", type=int, default=3, help="how many drives")
+    parser.add_argument("--quick", action="store_true", help="a few frames: does it run?")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    collect(args.root, [*TUNE, *FAST[: args.drives]])
-    fast = [load(args.root, name) for name in FAST[: args.drives]]
-    slow = [start(load(args.root, name)) for name in TUNE[: args.drives]]
-    every = cases(args.root, fast)
-    rows = [judge(args.root, case, slow if case.rate == RATE else fast) for case in every]
-    write(rows, args.drives, every[-1].settings)
+    root, drives = (args.root / "quick", 1) if args.quick else (args.root, DRIVES)
+    others = TUNE[-drives:]
+    most = QUICK_FRAMES if args.quick else None
+    collect(root, [*TUNE[:drives], *others, *FAST[:drives]], most)
+    fast = [load(root, name) for name in FAST[:drives]]
+    slow = [start(load(root, name)) for name in TUNE[:drives]]
+    every = cases([load(root, name) for name in others], fast)
+    rows = [judge(root, case, slow if case.rate == RATE else fast) for case in every]
+    if not args.quick:
+        write(rows, every[-1].settings)
 
 
 def start(drive: Drive) -> Drive:
@@ -127,7 +134,7 @@ def start(drive: Drive) -> Drive:
     return replace(drive, **{name: getattr(drive, name)[: SECONDS * RATE] for name in names})
 
 
-def write(rows: list[list[Any]], drives: int, lasting: TrackerSettings) -> None:
+def write(rows: list[list[Any]], lasting: TrackerSettings) -> None:
     content = {
         "title": "Default settings",
         "command": "python studies/tracking_default.py --root OUT",
@@ -139,7 +146,7 @@ def write(rows: list[list[Any]], drives: int, lasting: TrackerSettings) -> None:
         "digits": [None] * 5 + [3, None],
         "rows": rows,
         "notes": [
-            f"The first {SECONDS} s of {drives} drives for tuning. Position: RMSE. 95 % intervals "
+            f"The first {SECONDS} s of {DRIVES} drives for tuning. Position: RMSE. 95 % intervals "
             f"over objects. Lasting: {lasting.persistence:.2f} of R, for {lasting.fading:.1f} s."
         ],
     }

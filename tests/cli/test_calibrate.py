@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from boxcov import BoxcovError, Detections, Posterior
+from boxcov import MCGLM, BoxcovError, Detections, ExactGLM, Posterior
 from boxcov.data.simulated import CLASSES
 from boxcov.error_model import unusual_frames
 from boxcov.error_model.calibrate import fit_error_model, predict_frames
 from boxcov.evaluate.ground_truth import match_detections
+from boxcov.evaluate.label_order import box_values
 from boxcov.evaluate.quality import auroc
 from boxcov.pipeline.calibrate import _stress_frames, run
 from boxcov.pipeline.detectors import load_detector
@@ -121,30 +122,115 @@ def test_predict_applies_the_error_model(made, posterior: Path, tmp_path) -> Non
     assert found.region(0.9).shape == found.boxes.shape
 
 
-def test_calibrate_in_place_for_another_method(made, tmp_path) -> None:
-    same = tmp_path / "same.safetensors"
+@pytest.fixture(scope="module")
+def sampled(made) -> tuple[Path, str]:
+    """A posterior that was calibrated in place for another method, and what was printed."""
+    same = made[0].with_name("sampled.safetensors")
     same.write_bytes(made[0].read_bytes())
-    words = f"--method mcglm --samples 3 --threshold 0.5 {FRAMES}"
+    words = f"--method mcglm --samples 4 --threshold 0.5 {FRAMES}"
     done = boxcov(f"calibrate --posterior {same} --out {same} --force {words}")
     assert done.code == 0, done.err
+    return same, done.out
+
+
+def test_calibrate_in_place_for_another_method(sampled, tmp_path) -> None:
+    same, printed = sampled
     for words in (
-        "error model for mcglm, 3 samples",
+        "error model for mcglm, 4 samples",
         "misplaced: IoU below 0.5",
         "regions of 50 / 90 / 95 % hold",
         f"written to {same}",
     ):
-        assert words in done.out
+        assert words in printed
     found = Posterior.load(same, load_detector(WORD)).error_model
-    assert (found.estimator, found.threshold) == ("mcglm, 3 samples", 0.5)
+    assert (found.estimator, found.threshold) == ("mcglm, 4 samples", 0.5)
     out = tmp_path / "d.safetensors"
     words = f"predict --posterior {same} --out {out} --force --count 1 --sweeps 2"
-    for more in ("--seed 0", "--method mcglm", "--samples 3"):  # the rest: as calibrated
+    for more in ("--seed 0", "--method mcglm", "--samples 4"):  # the rest: as calibrated
         done = boxcov(f"{words} {more}")
         assert done.code == 0, done.err
         meta = Detections.load(out).meta
-        assert (meta["method"], meta["samples"]) == ("mcglm", 3)
+        assert (meta["method"], meta["samples"]) == ("mcglm", 4)
     done = boxcov(f"{words} --method exact")
-    assert "not exact: give --method mcglm --samples 3, or fit one with" in done.err
+    assert "not exact: give --method mcglm --samples 4, or fit one with" in done.err
+
+
+@pytest.fixture(scope="module")
+def clouds(tmp_path_factory) -> Path:
+    """Two simulated frames, as files."""
+    folder = tmp_path_factory.mktemp("clouds")
+    frames = load_frames(DataOptions("simulated:clear", "test", 2, 0, 2))
+    for number, (inputs, _) in enumerate(frames):
+        inputs[0].numpy().astype("<f4").tofile(folder / f"{number}.bin")
+    return folder
+
+
+def by_hand(sampled, clouds: Path, estimator: type[MCGLM] | type[ExactGLM]) -> Detections:
+    """The boxes of the first frame, by Python."""
+    detector = load_detector(WORD)
+    posterior = Posterior.load(sampled[0], detector)
+    cloud = torch.from_numpy(np.fromfile(clouds / "0.bin", "<f4").reshape(-1, 5))
+    if estimator is MCGLM:
+        return MCGLM(detector, posterior, 4)([cloud])
+    return ExactGLM(detector, posterior.with_error_model(None))([cloud])
+
+
+@pytest.mark.parametrize(
+    ("words", "estimator", "has_risk"),
+    [
+        ("--seed 0", MCGLM, True),
+        ("--method mcglm", MCGLM, True),
+        ("--samples 4", MCGLM, True),
+        ("--no-calibrated", MCGLM, False),  # the same deviations, without the error model
+        ("--no-calibrated --method exact", ExactGLM, False),
+    ],
+)
+def test_stream_has_the_method_of_the_calibration(
+    sampled, clouds: Path, words: str, estimator, has_risk: bool
+) -> None:
+    source = f"--source {clouds} --points plain --posterior {sampled[0]} --count 1"
+    done = boxcov(f"stream {source} {words}")
+    assert done.code == 0, done.err
+    line, found = json.loads(done.out), by_hand(sampled, clouds, estimator)
+    deviation = found.covariance.diagonal(dim1=1, dim2=2).sqrt()
+    np.testing.assert_allclose(line["std"], deviation, rtol=6e-3, atol=1e-6)
+    assert ("risk" in line) == has_risk
+    if has_risk:
+        np.testing.assert_allclose(line["risk"], found.risk, rtol=6e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("words", ["--by risk", "--by risk --method mcglm", "--by epistemic"])
+def test_rank_has_the_method_of_the_calibration(sampled, clouds: Path, tmp_path, words) -> None:
+    source = f"--source {clouds} --points plain --posterior {sampled[0]} --count 1"
+    boxes = tmp_path / "b.csv"
+    done = boxcov(f"rank {words} {source} --out {tmp_path / 'f.csv'} --boxes {boxes}")
+    assert done.code == 0, done.err
+    values = [float(row.split(",")[1]) for row in boxes.read_text().splitlines()[1:]]
+    wanted = box_values(by_hand(sampled, clouds, MCGLM), "risk" if "risk" in words else "epistemic")
+    np.testing.assert_allclose(values, np.sort(wanted)[::-1], rtol=1e-3, atol=1e-6)
+
+
+def test_monitor_reads_lines_and_files_of_samples(sampled, clouds: Path, tmp_path) -> None:
+    """Each frame is among the usual ones, so at least one of two is as unusual as itself."""
+    source = f"--source {clouds} --points plain --posterior {sampled[0]}"
+    (tmp_path / "d.jsonl").write_text(boxcov(f"stream {source}").out)
+    assert boxcov(f"predict {source} --out {tmp_path / 'd.safetensors'}").code == 0
+    for name in ("d.jsonl", "d.safetensors"):
+        words = f"{tmp_path / name} --usual {tmp_path / name} --false-alarm-rate 0.4"
+        done = boxcov(f"monitor {words}")
+        assert done.code == 0, done.err
+        verdicts = [json.loads(text) for text in done.out.splitlines()]
+        assert all(one["p_value"] >= 0.6 and not one["alarm"] for one in verdicts)
+        assert len(verdicts) == 2
+
+
+@pytest.mark.parametrize("command", ["stream", "rank --by risk --out f.csv"])
+def test_another_method_than_calibrated_is_refused(sampled, clouds: Path, command: str) -> None:
+    source = f"--source {clouds} --points plain --posterior {sampled[0]}"
+    done = boxcov(f"{command} {source} --method exact")
+    assert done.code == 1
+    assert f"{sampled[0]}: this error model is for covariances of mcglm, 4 samples" in done.err
+    assert "give --method mcglm --samples 4, or fit one with" in done.err
 
 
 def test_predict_names_the_method_of_the_error_model(made, tmp_path) -> None:

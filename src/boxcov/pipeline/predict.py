@@ -160,10 +160,10 @@ def build_predictor(
     posterior = error_model = None
     if options.posterior is not None and options.method != "nms":
         posterior = Posterior.load(options.posterior, detector)
+        if posterior.error_model is not None:
+            options = options.as_calibrated(*posterior.error_model.method)
         error_model = posterior.error_model if calibrated else None
         posterior = posterior.with_error_model(None)
-    if error_model is not None:
-        options = options.as_calibrated(*error_model.method)
     model = predictor_of(
         detector, posterior, options, seed, max_boxes=max_boxes, with_logit=with_logit
     )
