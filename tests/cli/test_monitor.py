@@ -122,6 +122,7 @@ def test_bad_options_are_refused(usual: Path, tmp_path: Path) -> None:
         "--out is for --format prometheus" in boxcov(f"monitor {new} --usual {usual} --out x").err
     )
     assert "must name a .json file" in boxcov(f"monitor {new} --usual {usual} --save x.txt").err
+    assert "FRAMES and --usual are both stdin" in boxcov("monitor - --usual -").err
     rare = boxcov(f"monitor {new} --usual {usual} --false-alarm-rate 0.001")
     assert f"{usual}: 40 usual frames are too few" in rare.err
     assert "no such file" in boxcov(f"monitor {tmp_path / 'none.jsonl'} --usual {usual}").err

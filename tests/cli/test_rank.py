@@ -103,6 +103,43 @@ def test_disagreement_needs_labels(boxes: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "f.csv").exists()
 
 
+LABELS = """
+import torch
+def frames(split):
+    empty = {"boxes": torch.zeros(0, 9), "labels": torch.zeros(0).long()}
+    return [([torch.zeros(1, 5)], [empty])] * 3
+"""
+
+
+def test_labels_that_the_file_does_not_state_are_given(boxes: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(LABELS)
+    words = f"--by disagreement --predictions {boxes} --out {tmp_path / 'f.csv'}"
+    done = boxcov(f"rank {words} --data python:{tmp_path / 'mine.py'}:frames")
+    assert done.code == 0, done.err
+    assert [row["boxes"] for row in table(tmp_path / "f.csv")] == ["2", "3", "0"]
+    few = f"--data python:{tmp_path / 'mine.py'}:frames --count 2 --force"
+    done = boxcov(f"rank {words} {few}")
+    assert done.code == 1
+    assert f"{boxes}: boxes of 3 frames, but there are labels of 2" in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--source frames/", "--predictions holds boxes already: remove --source"),
+        ("--method mcglm", "--predictions holds boxes already: remove --method"),
+        ("--samples 4", "--predictions holds boxes already: remove --samples"),
+        ("--data simulated:rain", "--predictions holds boxes already: remove --data"),
+    ],
+)
+def test_options_that_boxes_do_not_need(
+    boxes: Path, tmp_path: Path, words: str, message: str
+) -> None:
+    done = boxcov(f"rank --predictions {boxes} --out {tmp_path / 'f.csv'} {words}")
+    assert done.code == 1
+    assert message in done.err
+
+
 def test_labels_of_a_class_without_boxes(tmp_path: Path) -> None:
     """All boxes are cars, the only label is a cone; then there are no boxes, and no labels."""
     found = with_error_model(in_space(2))

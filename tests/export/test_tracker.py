@@ -265,6 +265,28 @@ def test_frames_out_of_order_are_refused():
             one.update(boxes([0, 0, 0, 0, 0]), seconds)
 
 
+def test_microseconds_are_not_seconds():
+    """As nuScenes states them; 0-dimensional tensors and epoch seconds are times."""
+    with pytest.raises(BoxcovError, match=r"1\.5324e\+15 is no time in seconds: .* microseconds"):
+        tracker().update(boxes([0, 0, 0, 0, 0]), 1532402927650000)
+    one = tracker()
+    one.update(boxes([0, 0, 0, 0, 0]), torch.tensor(1532402927.65, dtype=torch.float64))  # type: ignore[arg-type]
+    assert len(one.update(boxes([0, 0, 0, 0, 0]), 1532402928.15)) == 1
+
+
+def test_other_classes_than_before_are_refused():
+    one, found = tracker(), boxes([0, 0, 0, 0, 0])
+    one.update(found, 0.0)
+    with pytest.raises(BoxcovError, match=r"the classes are .*, and were car, .* before"):
+        one.update(replace(found, classes=found.classes[::-1]), 0.5)
+
+
+def test_a_pose_that_is_not_finite_is_refused():
+    pose = Pose(torch.eye(3).double(), torch.tensor([0.0, float("nan"), 0.0]).double())
+    with pytest.raises(BoxcovError, match="the pose is not finite"):
+        tracker().update(boxes([0, 0, 0, 0, 0]), 0.0, pose)
+
+
 def test_a_missing_ego_pose_is_named():
     one = tracker()
     pose = Pose(torch.eye(3).double(), torch.zeros(3).double())

@@ -169,6 +169,8 @@ def transform_detections(detections: Detections, pose: Pose) -> Detections:
         )
     boxes = detections.boxes.detach().cpu().double()
     R, t = pose.R.double(), pose.t.double()
+    if not (R.isfinite().all() and t.isfinite().all()):
+        raise BoxcovError("the pose is not finite: leave out frames whose place is unknown")
     yaw, slope = rotate_yaw(R, boxes[:, 6])
     velocity = boxes[:, 7:] @ R[:2, :2].T
     transformed = torch.cat([boxes[:, :3] @ R.T + t, boxes[:, 3:6], yaw[:, None], velocity], 1)

@@ -33,6 +33,7 @@ _DIFFUSE = (1e4, 1e3, 1e4, 1e3, 1e1)  # variances of the state before the first 
 _MISSED = 1e6  # cost of a missed detection: a box in the gate is better
 _STANDING = {"barrier": 1e-3, "traffic_cone": 1e-3}  # classes that do not move by themselves
 _EPOCH = datetime(2000, 1, 1)
+_LATEST = 6e10  # seconds before and after it that a datetime can hold
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,7 @@ class Tracker:
         pose: from the coordinates of the boxes to those of the tracks, such as the ego pose. The
             boxes stay where they are without one, which is right only for a sensor at rest.
         """
+        seconds = float(seconds)
         self._check(found, seconds, pose)
         self._classes = found.classes
         boxes = _Boxes(found, pose, self.residual, self.settings)
@@ -145,6 +147,15 @@ class Tracker:
             raise BoxcovError(
                 f"frames must come in the order of time: {seconds} s follows {self.seconds} s. "
                 "Sort them, or start another Tracker for another drive"
+            )
+        if abs(seconds) > _LATEST:
+            raise BoxcovError(
+                f"{seconds:.5g} is no time in seconds: multiply time stamps in microseconds by 1e-6"
+            )
+        if found.classes != (self._classes or found.classes):
+            raise BoxcovError(
+                f"the classes are {join_names(found.classes)}, and were "
+                f"{join_names(self._classes)} before: start another Tracker"
             )
         if self.seconds > -inf and (pose is not None) != self._in_world:
             raise BoxcovError(

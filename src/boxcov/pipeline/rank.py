@@ -19,7 +19,7 @@ from boxcov.outlines import background_of
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frame_files import FileFrames, Frame
 from boxcov.pipeline.frames import Progress, load_frames, load_in_background, source_of_detections
-from boxcov.pipeline.options import PredictedData, RankCommand
+from boxcov.pipeline.options import DataOptions, PredictedData, RankCommand
 from boxcov.pipeline.paths import holds_output, refuse_existing
 from boxcov.pipeline.predict import build_predictor, open_frames
 
@@ -157,9 +157,17 @@ def _read(options: RankCommand) -> Pool:
     names = found.meta.get("names") or list(map(str, range(count)))
     if options.by != "disagreement":
         return Pool(found, names)
-    source = source_of_detections(path, found.meta, PredictedData())
+    given = options.source
+    where = (given.data, given.split, given.count) if given != DataOptions() else ()
+    source = source_of_detections(path, found.meta, PredictedData(*where))
     frames = load_frames(source, "cpu", found.classes)
-    return Pool(found, names, GroundTruth.from_frames((None, target) for _, target in frames))
+    truth = GroundTruth.from_frames((None, target) for _, target in frames)
+    if truth.frames != len(names):
+        raise BoxcovError(
+            f"{path}: boxes of {len(names)} frames, but there are labels of {truth.frames}: give "
+            "the --data, --split and --count that they were predicted with"
+        )
+    return Pool(found, names, truth)
 
 
 def _check_error_model(options: RankCommand, is_there: bool, where: str) -> None:

@@ -193,8 +193,25 @@ class RankCommand(DetectorOptions):
                 "--by disagreement compares boxes with labels, and --source has none: give "
                 "labelled frames with --data"
             )
+        if self.predictions is not None:
+            self._refuse_unused()
         if self.boxes is not None and self.boxes == self.out:
             raise BoxcovError(f"--boxes and --out are both {self.out}: give two names")
+
+    def _refuse_unused(self) -> None:
+        """Raise if there are options that boxes of a file do not need."""
+        pairs: list[tuple[Options, Options]]
+        pairs = [(self.files, FileOptions()), (self.estimator, EstimatorOptions())]
+        if self.by != "disagreement":  # which needs labels
+            pairs.append((self.source, DataOptions()))
+        unused = [
+            f"--{name}"
+            for given, usual in pairs
+            for name, value in vars(given).items()
+            if value != getattr(usual, name)
+        ]
+        if unused:
+            raise BoxcovError(f"--predictions holds boxes already: remove {', '.join(unused)}")
 
 
 @dataclass(frozen=True, kw_only=True)

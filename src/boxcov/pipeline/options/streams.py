@@ -86,6 +86,8 @@ class MonitorCommand(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.frames == str(self.usual) == "-":
+            raise BoxcovError("FRAMES and --usual are both stdin: give one of them as a file")
         if self.out is not None and self.format == "json":
             raise BoxcovError("--out is for --format prometheus: JSON lines go to stdout")
         if self.save is not None and self.save.suffix != ".json":
