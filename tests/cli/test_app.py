@@ -125,7 +125,11 @@ def test_wrong_values_are_refused_before_any_work(words: str, tmp_path, monkeypa
     assert not list(tmp_path.iterdir())
 
 
-NAMES = ["-h", "", "predict -h", "evaluate -h", "fti", "predict --otu x"]  # no value to parse
+NAMES = [  # no value to parse, or a wrong one
+    *("-h", "", "predict -h", "evaluate -h", "fti", "predict --otu x"),
+    *("predict --out x --count ten", "bench --boxes 10 --boxes many"),
+    *("predict --out x --method exct", "fit --out x --prior-precision abc"),
+]
 
 
 @pytest.mark.parametrize("words", list(dict.fromkeys([*NAMES, *WRONG])))

@@ -28,6 +28,21 @@ AsJson = Annotated[
 class PanelCommand(TyperCommand):
     """A command whose help shows its options in panels, without rich: 0.1 s less to import."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuse wrong numbers and choices before typer imports pydantic (0.15 s) to parse."""
+        given = self.make_parser(ctx).parse_args(args=list(args))[0]
+        parsers = getattr(self.callback, "parsers", {})
+        for option in self.get_params(ctx):
+            found, parse = given.get(option.name), parsers.get(option.name)
+            for text in found if isinstance(found, (list, tuple)) else [found]:
+                if parse is not None and isinstance(text, str):
+                    try:
+                        parse(text)
+                    except typer.BadParameter as error:
+                        error.ctx, error.param = ctx, option
+                        raise
+        return super().parse_args(ctx, args)
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _write_panels(formatter, ((p, p.get_help_record(ctx)) for p in self.get_params(ctx)))
 
@@ -92,6 +107,8 @@ def typer_command(function: Callable[..., None]) -> Callable[..., None]:
     parameters.sort(key=lambda p: panels.index(_panel(p)))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
+    infos = {p.name: getattr(p.annotation, "__metadata__", (None,))[0] for p in parameters}
+    command.parsers = {n: getattr(info, "parser", None) for n, info in infos.items()}  # type: ignore[attr-defined]
     return command
 
 
