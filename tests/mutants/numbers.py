@@ -70,6 +70,13 @@ NUMBERS = [
         "predict/test_covariance.py::test_every_method_checks_its_covariances[ExactGLM]",
     ),
     Mutant(
+        "stages are compared for every kind of box",
+        "predict/route.py",
+        "*(kind == one for one in kind.unique())",
+        "",
+        "predict/head/test_stages.py::test_wrong_stages_of_a_rare_kind_are_refused[MCGLM]",
+    ),
+    Mutant(
         "a variance is never below 0",
         "predict/predictor.py",
         ".clamp_(min=0)",

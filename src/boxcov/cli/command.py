@@ -32,7 +32,8 @@ class PanelCommand(TyperCommand):
         """Refuse wrong numbers and choices before typer imports pydantic (0.15 s) to parse."""
         given = self.make_parser(ctx).parse_args(args=list(args))[0]
         parsers = getattr(self.callback, "parsers", {})
-        for option in self.get_params(ctx):
+        options: Any = self.get_params(ctx)
+        for option in options:
             found, parse = given.get(option.name), parsers.get(option.name)
             for text in found if isinstance(found, (list, tuple)) else [found]:
                 if parse is not None and isinstance(text, str):

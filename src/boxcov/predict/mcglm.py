@@ -168,9 +168,9 @@ class DirectionRouter(TangentRouter):
         A = directional_derivatives(point, self.samples.etas, self.chunk)
         boxes = A[:, : point.boxes.shape[1]].contiguous()
         is_staged = staged is not None and (
-            not self.new_kinds(staged) or self._verify_head(point, staged)
+            not self.new_kinds(staged) or self._verify_head(point, staged, boxes)
         )
-        fast = self._verify_fast(point, A) if staged is None or is_staged else None
+        fast = self._verify_fast(point, staged, A) if staged is None or is_staged else None
         self._settle()
         return (boxes, A) if fast is None else fast
 
@@ -217,22 +217,29 @@ class DirectionRouter(TangentRouter):
             return boxes, boxes
         return None if every is None else (boxes, every)
 
-    def _verify_head(self, point: LinearizationPoint, staged: StagedResult) -> bool:
-        """Compare the head's part with vmap(jvp), in float32 on the features of the plain pass."""
+    def _verify_head(self, point: LinearizationPoint, staged: StagedResult, slow: Tensor) -> bool:
+        """Compare the head's part with vmap(jvp), in float32 on the features of the plain pass.
+
+        slow: the derivatives (m, D, k) of all layers. Their cost does not depend on m, so all boxes
+        are compared.
+        """
         below, head = self._etas_below(), replace(point, logits=None)
         two = {name: eta[:2] for name, eta in below.items()}
         has_below = bool(two) and bool(directional_derivatives(head, two).any())
         own = {name: eta for name, eta in self.samples.etas.items() if name not in below}
         if has_below:  # with fewer weights the trunk reaches up to the head: equal features
             head = LinearizedDetector(self.linearized.detector, list(own)).at(point.inputs)
-        with matrix_precision("float32"):
-            slow = directional_derivatives(head, own, self.chunk)
+        if has_below or slow.is_cuda:  # a GPU may compute ``slow`` in TF32
+            with matrix_precision("float32"):
+                slow = directional_derivatives(head, own, self.chunk)
         if self.verify_stages(staged, slow):
             self._has_below = has_below
             return True
         return False
 
-    def _verify_fast(self, point: LinearizationPoint, A: Tensor) -> tuple[Tensor, Tensor] | None:
+    def _verify_fast(
+        self, point: LinearizationPoint, staged: StagedResult | None, A: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
         """The derivatives of this frame by the route of later ones; None if that is vmap(jvp)."""
         tangents = self._tangents_after_first_boxes()
         try:
@@ -240,7 +247,8 @@ class DirectionRouter(TangentRouter):
                 point = self.linearized.with_tangents(point, tangents)
                 if not tangents.ends:
                     check_decode(point)
-            fast = self._fast(point, self._run_stages(point))
+                staged = self._run_stages(point)
+            fast = self._fast(point, staged)
         except NoRule:
             self.tangents_check.refuse()
             return None

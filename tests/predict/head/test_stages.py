@@ -14,6 +14,7 @@ from boxcov import GLM, MCGLM, BoxcovError, EngineOptions, ExactGLM
 from boxcov.detector import Selection
 from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.detectors.centerpoint.decode import CellIndex
+from boxcov.predict import mcglm
 from boxcov.predict.forward_mode.derivatives import directional_derivatives, sample_covariance
 from boxcov.predict.head import cells, covariance, stages
 from boxcov.predict.head import weights as prepared
@@ -130,6 +131,51 @@ def test_a_sample_names_the_box_that_contradicts(posterior, data, monkeypatch) -
 
     monkeypatch.setattr(model.router.staged_head, "run", spoiled)
     with pytest.raises(BoxcovError, match=r"contradicts .* box [345]\d\d has"):
+        model(data[0][0])
+
+
+def test_first_frame_of_mcglm_runs_the_oracle_once(posterior, data, monkeypatch) -> None:
+    model, seen = MCGLM(chosen(600), posterior, samples=6), []
+    derive, run = mcglm.directional_derivatives, model.router.staged_head.run
+
+    def counted(point, etas, chunk=None):
+        seen.append(len(next(iter(etas.values()))))
+        return derive(point, etas, chunk)
+
+    monkeypatch.setattr(mcglm, "directional_derivatives", counted)
+    monkeypatch.setattr(
+        model.router.staged_head, "run", lambda *given: seen.append(0) or run(*given)
+    )
+    first = model(data[0][0])
+    assert kinds_verified(model) == {0, 1, 2}
+    assert seen.count(0) == 1
+    assert sum(seen) <= 6 + 2  # and two to see that no layer below the head moves boxes
+    assert torch.equal(model(data[0][0]).covariance, first.covariance)
+
+
+class FewTrucks(Chosen):
+    """One box in ten is of the second task."""
+
+    def select(self, raw):
+        found = super().select(raw)
+        task = torch.where(torch.arange(len(found)) % 10 == 3, 1, 2 * (found.labels > 0))
+        return replace(found, labels=task, where=replace(found.where, task=task))
+
+
+@pytest.mark.parametrize("method", [ExactGLM, MCGLM])
+def test_wrong_stages_of_a_rare_kind_are_refused(posterior, data, monkeypatch, method) -> None:
+    detector = chosen(600)
+    detector.__class__ = FewTrucks
+    model = method(detector, posterior)
+    run = model.router.staged_head.run
+
+    def spoiled(*given):
+        staged = run(*given)
+        staged.head[staged.kind == 1] *= 3
+        return staged
+
+    monkeypatch.setattr(model.router.staged_head, "run", spoiled)
+    with pytest.raises(BoxcovError, match=r"contradicts .* box \d*3 has"):
         model(data[0][0])
 
 
