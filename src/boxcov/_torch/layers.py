@@ -189,10 +189,6 @@ def columns(x: Tensor, geometry: Geometry) -> Tensor:
     """Return the vectors ``a`` at every location (B, G, n_in, T), without the 1 of a bias.
 
     x is (B, channels, *spatial), or (B, T, n_in) for a linear layer.
-
-    >>> x = torch.randn(2, 4, 5, 5)
-    >>> columns(x, Geometry((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), groups=2)).shape
-    torch.Size([2, 2, 18, 25])
     """
     if not geometry.kernel:
         return x.transpose(1, 2).unsqueeze(1)

@@ -19,12 +19,7 @@ _GROUND = 0.03  # metres above the bottom of a box from which on points belong t
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Ranges of the random transforms.
-
-    >>> identity = Augmentation(turn=0.0, scale=0.0, mirror_x=False, mirror_y=False)
-    >>> identity([torch.ones(1, 5)], [], torch.Generator())[0]
-    [tensor([[1., 1., 1., 1., 1.]])]
-    """
+    """Ranges of the random transforms."""
 
     turn: float = pi / 4  # largest rotation about the vertical, radians
     scale: float = 0.05  # largest relative change of the size

@@ -44,11 +44,7 @@ def loaded(frames: Sequence[Any], workers: int, seed: int = 0) -> LoadedFrames:
 
 
 def load_items(frames: Sequence[Any], indices: Sequence[int]) -> Iterator[Any]:
-    """Yield the items of these indices in order, loaded ahead if ``frames`` is ``loaded``.
-
-    >>> list(load_items("abc", [2, 0])), list(load_items(loaded("abc", 1), [2, 0]))
-    (['c', 'a'], ['c', 'a'])
-    """
+    """Yield the items of these indices in order, loaded ahead if ``frames`` is ``loaded``."""
     if isinstance(frames, LoadedFrames) and frames.workers and indices:
         return _load_ahead(frames, indices)
     return (frames[index] for index in indices)

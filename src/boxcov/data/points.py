@@ -81,10 +81,6 @@ def points_in_boxes(points: Tensor, boxes: Tensor) -> Tensor:
     """Return a mask (n, N): which points lie in or on which upright boxes.
 
     Points are (N, 3 or more), boxes (n, 7 or more) ``x y z w l h yaw``.
-
-    >>> points = torch.tensor([[0.0, 1.9, 0.0], [1.9, 0.0, 0.0]])
-    >>> points_in_boxes(points, torch.tensor([[0.0, 0.0, 0.0, 2.0, 4.0, 2.0, torch.pi / 2]]))
-    tensor([[ True, False]])
     """
     offset = points[None, :, :3].to(boxes.dtype) - boxes[:, None, :3]  # (n, N, 3)
     cos, sin = boxes[:, 6:7].cos(), boxes[:, 6:7].sin()

@@ -164,10 +164,6 @@ def select_parameters(
         output, or a list of module names.
     exclude: names of modules or parameters to leave out. The leading ``model.`` of a wrapped
         model's names may be left out, here and in ``depth``.
-
-    >>> from boxcov.detectors.tiny import TinyCenter
-    >>> list(select_parameters(TinyCenter(), ["head.shared.0"]))
-    ['head.shared.0.weight']
     """
     if isinstance(exclude, str):
         raise BoxcovError(

@@ -244,13 +244,13 @@ class InstancesCheck(Verification):
 
 def _check_numbers(point: LinearizationPoint, z: Tensor, decoded: Tensor) -> None:
     """Raise unless the numbers (m, D) by instance are those by ``decode()``."""
-    tolerance, oracle = _tolerance(point), _oracle(point)
+    tolerance = rounding_tolerance(point.linearized.weights.values())
     delta = short_way(z - decoded, point.linearized.shadow).abs()
     errors = (delta / (1 + decoded.abs())).amax(1)
     if not bool((errors <= tolerance).all()):  # values have no kinks: every box must agree
         row = int(errors.argmax())
         raise BoxcovError(
-            f"{_method_name(point)} gives box {row} as {z[row].tolist()}, {oracle} gives "
+            f"{_method_name(point)} gives box {row} as {z[row].tolist()}, {_oracle(point)} gives "
             f"{decoded[row].tolist()}"
         )
 
@@ -259,7 +259,7 @@ def _judge_gradients(
     point: LinearizationPoint, errors: dict[str, float], boxes: dict[str, int]
 ) -> Verdict:
     """Verdict on the gradients of each weight, summed over ``boxes``."""
-    tolerance = _tolerance(point)
+    tolerance = rounding_tolerance(point.linearized.weights.values())
     verdict = judge_weights(errors, boxes, tolerance)
     if verdict is Verdict.CONTRADICTS:
         wrong = [name for name, error in errors.items() if not error <= tolerance]
@@ -268,10 +268,6 @@ def _judge_gradients(
             f"{join_names(wrong)}: is its crop too small, or its border off?"
         )
     return verdict
-
-
-def _tolerance(point: LinearizationPoint) -> float:
-    return rounding_tolerance(point.linearized.weights.values())
 
 
 def _oracle(point: LinearizationPoint) -> str:

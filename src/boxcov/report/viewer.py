@@ -173,10 +173,6 @@ def deviations_and_correlations(covariance: Array) -> tuple[Array, Array]:
     """Return standard deviations (n, D) and the correlations below the diagonal, row by row.
 
     A negative or NaN variance has a deviation of NaN. Undefined correlations are 0.
-
-    >>> deviations, correlations = deviations_and_correlations(np.array([[[4.0, 3.0], [3.0, 9.0]]]))
-    >>> deviations.tolist(), correlations.tolist()
-    ([[2.0, 3.0]], [[0.5]])
     """
     variances = np.diagonal(covariance, axis1=1, axis2=2)
     deviations = np.sqrt(np.where(variances >= 0, variances, np.nan))

@@ -101,10 +101,6 @@ def to_image(boxes: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Return boxes (m, 4) x1 y1 x2 y2 of a letterboxed image as x y w h in pixels of the image.
 
     The second value is the Jacobian (m, 4, 4); both are float64.
-
-    >>> boxes, J = to_image(torch.tensor([[2.0, 4.0, 6.0, 10.0]]), 0.5)
-    >>> boxes.tolist(), J[0, 2].tolist()
-    ([[4.0, 8.0, 8.0, 12.0]], [-2.0, 0.0, 2.0, 0.0])
     """
     J = _TO_SIZE / scale
     return boxes.detach().cpu().double() @ J.T, J.expand(len(boxes), 4, 4)

@@ -36,12 +36,7 @@ class Simulated(FrameSequence):
         return self._make([index])
 
     def batch(self, items: Sequence[int]) -> Frame:
-        """Return several frames merged into one batch: the same frames, faster on a GPU.
-
-        >>> points, targets = frames(count=3, sweeps=1).batch([0, 2])
-        >>> len(points), len(targets)
-        (2, 2)
-        """
+        """Return several frames merged into one batch: the same frames, faster on a GPU."""
         return self._make([self.indices[item] for item in items]) if items else ([], [])
 
     def _make(self, indices: Sequence[int]) -> Frame:

@@ -52,11 +52,7 @@ class Body:
 
 
 def read_bodies(unseen: bool = False) -> tuple[Body, ...]:
-    """Return the bodies of all scenarios but ``unseen``, or those of ``unseen`` alone.
-
-    >>> [body.name for body in read_bodies() if body.kind == "bus"]
-    ['city bus', 'coach']
-    """
+    """Return the bodies of all scenarios but ``unseen``, or those of ``unseen`` alone."""
     table = read_json(Path(__file__).parent / "bodies.json")
     materials = {name: tuple(numbers) for name, numbers in table["materials"].items()}
     rows = [*table["unseen" if unseen else "seen"], *table["backdrop"]]

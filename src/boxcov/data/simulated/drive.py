@@ -11,7 +11,7 @@ from torch import Tensor
 
 from boxcov.data.poses import Pose, rotation_matrix
 from boxcov.data.sequence import FrameSequence
-from boxcov.data.simulated.layout import Placement, concatenate
+from boxcov.data.simulated.layout import Placement
 from boxcov.data.simulated.rng import make_rng
 from boxcov.data.simulated.scenarios import Scenario
 from boxcov.data.simulated.scene import Scene, Street, assemble, draw_street, is_free, stack
@@ -145,7 +145,7 @@ def make_world(settings: Settings, index: int) -> World:
             y=more.placed.y + shift * heading.sin(),
         )
         is_other = torch.arange(len(there.x)) > 0  # there is one ego car
-        placed = concatenate([placed, there.where(is_other)])
+        placed = placed.append(there.where(is_other))
         looks = looks.append(more.looks.where(is_other))
     street = Street(first.road, placed, looks, first.waves)
     street = street.where(is_free(street))

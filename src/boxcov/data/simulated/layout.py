@@ -6,9 +6,9 @@ traffic keeps to the right. Objects that overlap an earlier one are removed late
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from math import pi
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ from boxcov.data.simulated.scenarios import Scenario
 LANE = 3.6  # metres
 _END = 60.0  # the road is laid out from -60 to 60 m
 _ID = {kind: number for number, kind in enumerate(KINDS)}
+_IN_YARDS = {"trailer": 0.3, "bus": 0.17, "truck": 0.2, "construction_vehicle": 0.13, "car": 0.2}
+C = TypeVar("C", bound="Columns")
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,20 @@ class Road:
 
 
 @dataclass(frozen=True)
-class Placement:
+class Columns:
+    """Tensors with one row per object, selected and joined together."""
+
+    def where(self: C, mask: Tensor) -> C:
+        return type(self)(*(getattr(self, field.name)[mask] for field in fields(self)))
+
+    def append(self: C, *others: C) -> C:
+        every = (self, *others)
+        columns = (torch.cat([getattr(one, field.name) for one in every]) for field in fields(self))
+        return type(self)(*columns)
+
+
+@dataclass(frozen=True)
+class Placement(Columns):
     """Kinds and poses of n objects; every field is (n,). In road coordinates x is s and y is t."""
 
     kind: Tensor
@@ -46,9 +61,6 @@ class Placement:
     yaw: Tensor
     speed: Tensor  # along yaw, metres per second
     rate: Tensor  # of yaw, radians per second
-
-    def where(self, mask: Tensor) -> Placement:
-        return Placement(*(getattr(self, field.name)[mask] for field in fields(self)))
 
 
 def lay_out(rng: Rng, scenario: Scenario, along: Road | None = None) -> tuple[Road, Placement]:
@@ -59,21 +71,20 @@ def lay_out(rng: Rng, scenario: Scenario, along: Road | None = None) -> tuple[Ro
     road = _road(rng)
     if along is not None:
         road = replace(along, crossing=road.crossing)
-    groups = [
-        _traffic(rng, road),
+    traffic = _traffic(rng, road)
+    others = [
         *_roadworks(rng, road),
         _people(rng, road, scenario.people),
         _cycles(rng, road, scenario.people),
     ]
-    groups += [_parked(rng, road), *_yards(rng, road), *_backdrop(rng, road)]
-    objects = concatenate(groups)
+    others += [_parked(rng, road), *_yards(rng, road), *_backdrop(rng, road)]
+    objects = traffic.append(*others)
     # off the road, the crossing road stays free
     objects = objects.where(
         (objects.y.abs() < road.edge) | ((objects.x - road.crossing).abs() > 2 * LANE)
     )
-    return road, concatenate(
-        [_ego(rng, road), _to_lidar(road, concatenate([_crossing_traffic(rng, road), objects]))]
-    )
+    ego, crossing = _ego(rng, road), _crossing_traffic(rng, road)
+    return road, ego.append(_to_lidar(road, crossing.append(objects)))
 
 
 def _road(rng: Rng) -> Road:
@@ -115,7 +126,7 @@ def _traffic(rng: Rng, road: Road) -> Placement:
         "motorcycle": 0.09,
         "bicycle": 0.06,
     }
-    kind = rng.choice(_by_number(shares), lanes * slots)
+    kind = _kinds(rng, shares, lanes * slots)
     yaw = (side > 0) * pi + rng.normal(0, 0.03, lanes, slots)
     return _moving(rng, kind, s, t, yaw, speed).where(rng.chance(0.42, lanes * slots))
 
@@ -129,10 +140,8 @@ def _crossing_traffic(rng: Rng, road: Road) -> Placement:
     t = torch.arange(8) * 13 - 45 + rng.uniform(-3.5, 3.5, 2, 8)
     s = road.crossing + side * LANE / 2 + rng.normal(0, 0.15, 2, 8)
     speed = rng.uniform(1, 10, 2, 8) * rng.chance(0.6, 2, 1)
-    kind = rng.choice(
-        _by_number({"car": 0.68, "truck": 0.1, "bus": 0.07, "motorcycle": 0.09, "bicycle": 0.06}),
-        16,
-    )
+    shares = {"car": 0.68, "truck": 0.1, "bus": 0.07, "motorcycle": 0.09, "bicycle": 0.06}
+    kind = _kinds(rng, shares, 16)
     placed = _moving(rng, kind, s, t, side * pi / 2 + rng.normal(0, 0.03, 2, 8), speed)
     return placed.where(rng.chance(0.4, 16) & (placed.y.abs() > road.edge + 3))
 
@@ -143,10 +152,8 @@ def _parked(rng: Rng, road: Road) -> Placement:
     s = torch.arange(slots) * 6.9 - 55 + rng.uniform(-0.5, 0.5, 2, slots)
     t = side * (road.edge + 1.3 + rng.normal(0, 0.12, 2, slots).abs())
     yaw = (side > 0) * pi * rng.chance(0.8, 2, 1) + rng.normal(0, 0.03, 2, slots)
-    kind = rng.choice(
-        _by_number({"car": 0.84, "truck": 0.08, "motorcycle": 0.04, "trailer": 0.02, "bus": 0.02}),
-        2 * slots,
-    )
+    shares = {"car": 0.84, "truck": 0.08, "motorcycle": 0.04, "trailer": 0.02, "bus": 0.02}
+    kind = _kinds(rng, shares, 2 * slots)
     full = rng.uniform(-0.35, 0.7, 2, 1).expand(2, slots).flatten()
     return _standing(kind, s, t, yaw).where(rng.chance(full, 2 * slots))
 
@@ -177,7 +184,7 @@ def _cycles(rng: Rng, road: Road, many: float) -> Placement:
     s = rng.uniform(-42, 42, n)
     t = side * (road.edge + torch.where(riding, rng.uniform(-0.9, -0.2, n), rng.uniform(2.6, 6, n)))
     yaw = torch.where(riding, (side > 0) * pi + rng.normal(0, 0.06, n), rng.uniform(-pi, pi, n))
-    kind = rng.choice(_by_number({"bicycle": 0.55, "motorcycle": 0.45}), n)
+    kind = _kinds(rng, {"bicycle": 0.55, "motorcycle": 0.45}, n)
     return _moving(rng, kind, s, t, yaw, riding * rng.uniform(2, 7, n))
 
 
@@ -190,7 +197,7 @@ def _roadworks(rng: Rng, road: Road) -> list[Placement]:
     cones = _rows(rng, "traffic_cone", (s0, t0), rng.number(1.4, 4.0), 0.0)
     barriers = _rows(rng, "barrier", (s0, t0), 2.95, pi / 2)
     n = 3
-    kind = rng.choice(_by_number({"construction_vehicle": 0.75, "truck": 0.25}), n)
+    kind = _kinds(rng, {"construction_vehicle": 0.75, "truck": 0.25}, n)
     s, t = s0 + rng.uniform(-14, 14, n), t0 + side * rng.uniform(2, 12, n)
     machines = _standing(kind, s, t, rng.uniform(-pi, pi, n)).where(rng.chance(0.55, n))
     return [cones, barriers, machines]
@@ -237,18 +244,7 @@ def _yards(rng: Rng, road: Road) -> list[Placement]:
             road.edge + 15 + torch.arange(rows)[:, None] * 15.0 + rng.normal(0, 0.4, rows, bays)
         )
         yaw = pi / 2 * rng.sign(rows, bays) + rng.normal(0, 0.04, rows, bays)
-        kind = rng.choice(
-            _by_number(
-                {
-                    "trailer": 0.3,
-                    "bus": 0.17,
-                    "truck": 0.2,
-                    "construction_vehicle": 0.13,
-                    "car": 0.2,
-                }
-            ),
-            rows * bays,
-        )
+        kind = _kinds(rng, _IN_YARDS, rows * bays)
         yards.append(_standing(kind, s, t, yaw).where(rng.chance(0.4, rows * bays)))
     return yards
 
@@ -277,8 +273,8 @@ def _backdrop(rng: Rng, road: Road) -> list[Placement]:
     ]
 
 
-def _by_number(shares: dict[str, float]) -> dict[int, float]:
-    return {_ID[kind]: share for kind, share in shares.items()}
+def _kinds(rng: Rng, shares: dict[str, float], count: int) -> Tensor:
+    return rng.choice({_ID[kind]: share for kind, share in shares.items()}, count)
 
 
 def _moving(rng: Rng, kind: Tensor, s: Tensor, t: Tensor, yaw: Tensor, speed: Tensor) -> Placement:
@@ -302,14 +298,4 @@ def _to_lidar(road: Road, placed: Placement) -> Placement:
         placed.yaw + heading,
         placed.speed,
         placed.rate,
-    )
-
-
-def concatenate(groups: Sequence[Placement]) -> Placement:
-    """Return all groups as one."""
-    return Placement(
-        *(
-            torch.cat([getattr(group, field.name) for group in groups])
-            for field in fields(Placement)
-        )
     )

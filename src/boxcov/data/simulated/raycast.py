@@ -36,11 +36,7 @@ class Prisms:
 
 @dataclass(frozen=True)
 class Fan:
-    """The rays of V views, with C columns of beams each.
-
-    >>> Fan(torch.zeros(1, 3), torch.zeros(1), torch.tensor([-0.1, 0.1]), columns=4).angles()
-    tensor([[0.0000, 1.5708, 3.1416, 4.7124]])
-    """
+    """The rays of V views, with C columns of beams each."""
 
     origins: Tensor  # (V, 3)
     starts: Tensor  # (V,) azimuth of column 0

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from boxcov.data.nuscenes.classes import CLASSES
 from boxcov.data.simulated.catalogue import KINDS, read_bodies
-from boxcov.data.simulated.layout import Placement, Road, concatenate, lay_out
+from boxcov.data.simulated.layout import Columns, Placement, Road, lay_out
 from boxcov.data.simulated.rng import Rng
 from boxcov.data.simulated.scenarios import Scenario
 
@@ -52,24 +52,13 @@ class _Catalogue:
 
 
 @dataclass(frozen=True)
-class Looks:
+class Looks(Columns):
     """The appearance of the placed objects."""
 
     body: Tensor  # (n,) index into the catalogue
     size: Tensor  # (n, 3)
     shade: Tensor  # (n,) logarithm of the relative brightness
     warp: Tensor  # (n, 3) deformation of each axis, -1 to 1
-
-    def where(self, mask: Tensor) -> Looks:
-        return Looks(self.body[mask], self.size[mask], self.shade[mask], self.warp[mask])
-
-    def append(self, other: Looks) -> Looks:
-        return Looks(
-            *(
-                torch.cat([getattr(self, field.name), getattr(other, field.name)])
-                for field in fields(self)
-            )
-        )
 
 
 @dataclass(frozen=True)
@@ -206,7 +195,7 @@ def _add_spray(catalogue: _Catalogue, placed: Placement, looks: Looks) -> tuple[
     size = torch.stack([clouds.size[:, 0] * 1.1, length, torch.full_like(length, 1.3)], 1)
     plume = int(catalogue.shares[1, KINDS.index("spray")].argmax())
     clouds = replace(clouds, body=torch.full_like(kind, plume), size=size)
-    return concatenate([placed, spray]), looks.append(clouds)
+    return placed.append(spray), looks.append(clouds)
 
 
 def _parts(catalogue: _Catalogue, looks: Looks) -> tuple[Tensor, Tensor, Tensor]:

@@ -43,12 +43,7 @@ class RayNoise:
 def make_frames(
     scenario: Scenario, seed: int, indices: Sequence[int], sweeps: int, device: str | torch.device
 ) -> Frame:
-    """Return the point clouds and targets of these frames, computed as one batch.
-
-    >>> points, targets = make_frames(Scenario(), 0, [0, 5], 1, "cpu")
-    >>> len(points), points[0].shape[1], sorted(targets[1])
-    (2, 5, ['boxes', 'labels', 'points'])
-    """
+    """Return the point clouds and targets of these frames, computed as one batch."""
     # scenes are drawn on the CPU, so that every device shows the same; rays on the device
     scenes = [build(make_rng(seed, 2 * index, "cpu"), scenario) for index in indices]
     rngs = [make_rng(seed, 2 * index + 1, device) for index in indices]

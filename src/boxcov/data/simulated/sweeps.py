@@ -86,12 +86,7 @@ def ground_height(waves: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def ground_distance(fan: Fan, waves: Tensor) -> Tensor:
-    """Return the horizontal distance (V, C, b) to the ground; inf for beams that point upwards.
-
-    >>> fan = Fan(torch.zeros(1, 3), torch.zeros(1), torch.tensor([-0.1, 0.1]), columns=1)
-    >>> ground_distance(fan, torch.zeros(1, 1, 4))
-    tensor([[[18.4000,     inf]]])
-    """
+    """Return the horizontal distance (V, C, b) to the ground; inf for beams that point upwards."""
     angle = fan.angles()
     cos, sin = angle.cos()[..., None], angle.sin()[..., None]  # (V, C, 1)
     x, y, z = (fan.origins[:, i, None, None] for i in range(3))

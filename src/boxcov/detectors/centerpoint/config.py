@@ -279,11 +279,7 @@ class Config:
 
     @staticmethod
     def voxel(size: float = 0.1, framework: Framework = "mmdet3d") -> Config:
-        """A framework's network on voxels of 0.1 m or 0.075 m; weights have the same shapes.
-
-        >>> Config.voxel(0.075, "det3d").encoder.max_cells
-        (120000, 160000)
-        """
+        """A framework's network on voxels of 0.1 m or 0.075 m; weights have the same shapes."""
         if size not in (0.1, 0.075):
             raise BoxcovError(
                 f"the voxel networks have voxels of 0.1 or 0.075 m, got {size}: "

@@ -14,11 +14,7 @@ SIZES = {"nano": (16, 1), "tiny": (24, 1), "s": (32, 1), "m": (48, 2), "l": (64,
 
 @dataclass(frozen=True)
 class Config:
-    """A YOLOX. The released networks are ``Config.named("nano")`` to ``Config.named("x")``.
-
-    >>> Config.named("nano").size, Config.named("x").width
-    (416, 80)
-    """
+    """A YOLOX. The released networks are ``Config.named("nano")`` to ``Config.named("x")``."""
 
     width: int  # channels of the first convolution; all others are multiples of it
     depth: int  # bottlenecks of a short stage; a long one has three times as many

@@ -145,11 +145,7 @@ def _are_same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
 
 @full_precision()
 def sample_covariance(A: Tensor) -> Tensor:
-    """The centred sample covariance (m, D, D) of k columns (m, D, k): equations (16) and (17).
-
-    >>> sample_covariance(torch.tensor([[[1.0, 2.0, 3.0]]]))
-    tensor([[[1.]]])
-    """
+    """The centred sample covariance (m, D, D) of k columns (m, D, k): equations (16) and (17)."""
     A = A.contiguous()  # the result must not depend on strides
     A = A - A.mean(2, keepdim=True)
     return A @ A.transpose(1, 2) / (A.shape[2] - 1)

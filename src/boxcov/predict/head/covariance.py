@@ -308,9 +308,6 @@ def _branch_derivatives(directions: StageDirections, alpha: Tensor | None, d: Te
     return d.transpose(2, 3).flatten(4) @ moved  # times (G, B, n, T n_out, k)
 
 
-# stem and branches
-
-
 def _gram_matrices(posterior: StagePosterior, alpha: Tensor, cells: Cells, plan: Plan) -> Tensor:
     """``alpha diag(h[s]) alpha^T`` (u, S, T T) per centre cell; without h, K_p with p for s.
 
