@@ -21,9 +21,6 @@ def background_of(inputs: Any) -> Array | None:
     """Return what boxes are drawn on: points (n, 2 or more), bytes (h, w, 3) of an image, or None.
 
     inputs: of one frame: points or an image as a tensor or array, or a list of one.
-
-    >>> background_of([np.zeros((5, 3))]).shape, background_of({"pixels": 1}) is None
-    ((5, 3), True)
     """
     one = inputs[0] if isinstance(inputs, (list, tuple)) and inputs else inputs
     if not isinstance(one, (Tensor, np.ndarray)):
@@ -36,11 +33,7 @@ def background_of(inputs: Any) -> Array | None:
 
 
 def risk_colors(risk: Array, is_dark: bool = False) -> Array:
-    """Return red, green and blue (m, 3), as bytes, of risks (m,) on a light or a dark ground.
-
-    >>> risk_colors(np.array([0.0, 0.5, 1.0])).tolist()
-    [[42, 120, 214], [185, 119, 10], [207, 35, 49]]
-    """
+    """Return red, green and blue (m, 3), as bytes, of risks (m,) on a light or a dark ground."""
     stops = np.array(ON_DARK if is_dark else ON_LIGHT)
     channels = [np.interp(risk, [0, 0.5, 1], channel) for channel in stops.T]
     return np.stack(channels, 1).round().astype(np.uint8)
@@ -51,9 +44,6 @@ def grown_boxes(boxes: Array, widths: Array) -> Array:
 
     Each side moves by the half width of the position in its direction, and by half of that of the
     size. The half width of the yaw is ignored.
-
-    >>> grown_boxes(np.array([[0.0, 0, 2, 4, 0]]), np.array([[0.3, 0.1, 0.2, 0.4, 9.0]])).tolist()
-    [[0.0, 0.0, 2.4, 5.0, 0.0]]
     """
     grown = np.array(boxes, dtype=float)
     c, s = np.abs(np.cos(boxes[:, 4])), np.abs(np.sin(boxes[:, 4]))
@@ -79,11 +69,7 @@ def side_bands(boxes: Array, widths: Array) -> tuple[Array, Array]:
 
 
 def corners(boxes: Array) -> Array:
-    """Return the closed outlines (n, 5, 2) of boxes (n, 5) as x y w l yaw, first corner repeated.
-
-    >>> corners(np.array([[0.0, 0.0, 2.0, 4.0, 0.0]]))[0, 0].tolist()
-    [2.0, 1.0]
-    """
+    """Return the closed outlines (n, 5, 2) of boxes (n, 5), x y w l yaw, first corner repeated."""
     x, y, w, length, yaw = (boxes[:, i, None] for i in range(5))
     along, across = length / 2 * np.array([1, 1, -1, -1, 1]), w / 2 * np.array([1, -1, -1, 1, 1])
     return np.stack(
@@ -99,9 +85,6 @@ def ellipse(mean: Array, covariance: Array, sigmas: float, points: int = 60) -> 
     """Return the outline (..., points, 2) at ``sigmas`` standard deviations of 2D Gaussians.
 
     mean: (..., 2). covariance: (..., 2, 2).
-
-    >>> np.abs(ellipse(np.zeros(2), np.eye(2), 3.0)).max().round(2).item()
-    3.0
     """
     values, vectors = np.linalg.eigh(covariance)
     angle = np.linspace(0, 2 * np.pi, points)

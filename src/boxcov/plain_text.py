@@ -12,9 +12,6 @@ def printable(text: object, one_line: bool = False) -> str:
     """Return the text with escape codes in place of characters that control how it is shown.
 
     one_line: also in place of line breaks.
-
-    >>> print(printable("a\\x1b[31mb\\u202e"))
-    a\\x1b[31mb\\u202e
     """
     allowed = "" if one_line else "\n"
     text = str(text)
@@ -27,11 +24,7 @@ def printable(text: object, one_line: bool = False) -> str:
 
 
 def short_name(name: str, length: int = MAX_NAME) -> str:
-    """Return a name for a picture: one printable line of at most ``length`` characters.
-
-    >>> short_name("a\\nb"), short_name("pedestrian", length=5)
-    ('a\\\\nb', 'pe…an')
-    """
+    """Return a name for a picture: one printable line of at most ``length`` characters."""
     shown = printable(name, one_line=True)
     end = length // 2
     return shown if len(shown) <= length else f"{shown[: length - 1 - end]}…{shown[-end:]}"

@@ -22,12 +22,7 @@ _ROTATED: Sources = {name: None if name in _MIXED else name for name in BOX_FIEL
 
 @dataclass(frozen=True)
 class Pose:
-    """A rigid transform ``R p + t``; ``pose @ other`` applies ``other`` first.
-
-    >>> up = Pose(torch.eye(3), torch.tensor([0.0, 0.0, 1.0]))
-    >>> (up @ up)(torch.zeros(1, 3)), up.inverse()(torch.zeros(1, 3))[0, 2].item()
-    (tensor([[0., 0., 2.]]), -1.0)
-    """
+    """A rigid transform ``R p + t``; ``pose @ other`` applies ``other`` first."""
 
     R: Tensor  # (3, 3)
     t: Tensor  # (3,)
@@ -71,11 +66,7 @@ def rotate_yaw(R: Tensor, yaw: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def wrap_angle(angle: Tensor) -> Tensor:
-    """Return the angles in [-pi, pi).
-
-    >>> wrap_angle(torch.tensor([0.5, 2 * pi + 0.5]))
-    tensor([0.5000, 0.5000])
-    """
+    """Return the angles in [-pi, pi)."""
     return torch.remainder(angle + pi, 2 * pi) - pi
 
 

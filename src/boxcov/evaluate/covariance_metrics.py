@@ -131,9 +131,6 @@ def ence(errors: Array, variance: Array, bins: int = 10) -> float:
     Rows are sorted by variance into ``bins`` of equal count; equal variances share a bin. ENCE is
     the mean over bins of |RMV - RMSE| / RMV, with RMV the root mean variance. Rows with a NaN are
     left out. 0 is right; NaN without rows; infinite if a bin of zero variance has an error.
-
-    >>> ence(np.array([1.0, -1.0, 3.0, -3.0]), np.array([1.0, 1.0, 4.0, 4.0]), bins=2)
-    0.25
     """
     known = ~(np.isnan(errors) | np.isnan(variance))
     errors, variance = errors[known], np.maximum(variance[known], 0)

@@ -96,9 +96,6 @@ def partition_chance(part: Partition, replicates: int = 1000, seed: int = 0) -> 
     The means are exact: P(A) for P(A|C), P(U) for P(U|I), P(A) P(C) + P(I) P(U) for AvU. With u
     shuffled, the number of boxes that are accurate and certain is hypergeometric; the intervals
     come from draws of it.
-
-    >>> partition_chance(Partition(AC=50, IC=0, AU=0, IU=50))["P(U|I)"].mean
-    0.5
     """
     AC, IC, AU, IU = part
     now = part.metrics()

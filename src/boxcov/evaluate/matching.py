@@ -227,10 +227,6 @@ def iou_3d(a: Array, b: Array) -> Array:
 
     Boxes are (n, 7) or wider: x y z w l h yaw, upright, z at half height, w across the heading, l
     along it, yaw from x to y. A box without volume or with a value that is not finite has IoU 0.
-
-    >>> car = np.array([[10.0, 5.0, 0.0, 2.0, 4.0, 1.5, 0.3]])
-    >>> iou_3d(car, car + [0, 0, 0.75, 0, 0, 0, np.pi]).round(6).tolist()
-    [0.333333]
     """
     a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     with np.errstate(all="ignore"):
@@ -242,12 +238,7 @@ def iou_3d(a: Array, b: Array) -> Array:
 
 
 def iou_bev(a: Array, b: Array) -> Array:
-    """Return the IoU (n,) seen from above, of boxes x y w l yaw or x y z w l h yaw (or wider).
-
-    >>> box = np.array([[0.0, 0.0, 1.0, 4.0, 0.0]])
-    >>> iou_bev(box, box + [0, 0, 0, 0, np.pi / 2]).round(6).tolist()
-    [0.142857]
-    """
+    """Return the IoU (n,) seen from above, of boxes x y w l yaw or x y z w l h yaw (or wider)."""
     a, b = (
         boxes if boxes.shape[1] == 5 else boxes[:, _PLANE]
         for boxes in (np.asarray(a, dtype=float), np.asarray(b, dtype=float))
@@ -257,11 +248,7 @@ def iou_bev(a: Array, b: Array) -> Array:
 
 
 def iou_2d(a: Array, b: Array) -> Array:
-    """Return the IoU (n,) of boxes (n, 4) as x1 y1 x2 y2.
-
-    >>> iou_2d(np.array([[0.0, 0.0, 2.0, 1.0]]), np.array([[1.0, 0.0, 3.0, 1.0]])).round(6).tolist()
-    [0.333333]
-    """
+    """Return the IoU (n,) of boxes (n, 4) as x1 y1 x2 y2."""
     a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     with np.errstate(all="ignore"):
         sides = np.minimum(a[:, 2:4], b[:, 2:4]) - np.maximum(a[:, :2], b[:, :2])

@@ -208,11 +208,7 @@ def preload_frames(
 
 
 def default_test_split(data: str) -> str:
-    """Return the split for predictions: frames that a detector is usually not trained on.
-
-    >>> default_test_split("simulated:fog"), default_test_split("nuscenes:ROOT")
-    ('test', 'val')
-    """
+    """Return the split for predictions: frames that a detector is usually not trained on."""
     kind, _, where = data.partition(":")
     # training is the only split of KITTI with labels
     return {"nuscenes": f"{_mini(where)}val", "kitti": "training", "coco": "val2017"}.get(
@@ -221,11 +217,7 @@ def default_test_split(data: str) -> str:
 
 
 def default_calibration_split(data: str) -> str:
-    """Return the split for calibration: different from that of ``boxcov predict`` if possible.
-
-    >>> default_calibration_split("simulated:fog"), default_calibration_split("nuscenes:ROOT")
-    ('val', 'val')
-    """
+    """Return the split for calibration: different from that of ``boxcov predict`` if possible."""
     return "val" if data.startswith(("simulated", PREFIX)) else default_test_split(data)
 
 
@@ -233,10 +225,6 @@ def source_of_detections(path: Path, meta: Mapping[str, Any], given: PredictedDa
     """Return the frames that a file of detections was computed on.
 
     given: which frames these are if the file does not say so, or where they are now.
-
-    >>> meta = {"source": {"data": "kitti:old", "split": "training"}}
-    >>> source_of_detections(Path("d.safetensors"), meta, PredictedData("kitti:new")).data
-    'kitti:new'
     """
     stored, data = meta.get("source"), given.data
     if "files" in meta:

@@ -54,11 +54,7 @@ def frame_to_nuscenes(frame: Any) -> Any:
 
 
 def points_to_nuscenes(cloud: Tensor) -> Tensor:
-    """Return points (N, 3 or more) with the axes of KITTI in those of nuScenes.
-
-    >>> points_to_nuscenes(torch.tensor([[10.0, 0.0, 1.0]]))
-    tensor([[-0., 10.,  1.]])
-    """
+    """Return points (N, 3 or more) with the axes of KITTI in those of nuScenes."""
     return torch.cat([-cloud[:, 1:2], cloud[:, :1], cloud[:, 2:]], 1)
 
 

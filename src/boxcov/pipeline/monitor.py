@@ -110,11 +110,7 @@ def _arrays(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def prometheus(totals: Mapping[str, Any]) -> str:
-    """Return the totals in Prometheus' text format.
-
-    >>> print(prometheus({"frames": 3, "p_value": 0.25}).splitlines()[-1])
-    boxcov_monitor_p_value 0.25
-    """
+    """Return the totals in Prometheus' text format."""
     lines = []
     for name, text in _HELP.items():
         if name in totals:

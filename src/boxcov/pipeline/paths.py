@@ -72,9 +72,5 @@ def refuse_existing(out: Path, may_replace: bool) -> None:
 
 
 def checkpoint_path(out: Path) -> Path:
-    """Return the checkpoint of the fit that writes ``out``.
-
-    >>> str(checkpoint_path(Path("posterior.safetensors")))
-    'posterior.safetensors.checkpoint'
-    """
+    """Return the checkpoint of the fit that writes ``out``."""
     return out.with_name(f"{out.name}.checkpoint")

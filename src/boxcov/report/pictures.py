@@ -242,11 +242,7 @@ def write_plot(
 
 
 def escape_math(name: str, length: int = MAX_NAME) -> str:
-    """Return a short name that matplotlib draws as it is: $ is no mathematics.
-
-    >>> escape_math("$x_1$")
-    '\\\\$x_1\\\\$'
-    """
+    """Return a short name that matplotlib draws as it is: $ is no mathematics."""
     return short_name(name, length).replace("$", r"\$")
 
 

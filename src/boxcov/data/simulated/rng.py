@@ -13,12 +13,7 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class Rng:
-    """Draws float32 tensors of a shape, or scalars without one, on the generator's device.
-
-    >>> rng = make_rng(seed=0, index=1, device="cpu")
-    >>> rng.uniform(2.0, 3.0, 4, 5).shape, rng.choice({0: 0.5, 7: 0.5}, 100).unique()
-    (torch.Size([4, 5]), tensor([0, 7]))
-    """
+    """Draws float32 tensors of a shape, or scalars without one, on the generator's device."""
 
     generator: torch.Generator
 

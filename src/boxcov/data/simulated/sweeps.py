@@ -75,9 +75,6 @@ def ground_height(waves: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Return z of the ground at ``x``, ``y`` (V, ...); z is 0 at the sensor above the origin.
 
     ``waves`` (V, W, 4) are kx, ky (radians per metre), phase and amplitude.
-
-    >>> ground_height(torch.tensor([[[0.0, 0.0, 0.0, 1.0]]]), torch.zeros(1, 2), torch.zeros(1, 2))
-    tensor([[-1.8400, -1.8400]])
     """
     z = torch.full_like(x, -SENSOR_HEIGHT)
     for kx, ky, phase, amplitude in _broadcast_waves(waves, x.dim()):

@@ -121,11 +121,7 @@ def _cell_numbers(points: Tensor, frame: Tensor, grid: VoxelGrid) -> tuple[Tenso
 
 
 def numbers_like(x: Tensor, values: Sequence[float]) -> Tensor:
-    """Return a tensor of a few numbers, filled on the device: ``new_tensor`` copies from the host.
-
-    >>> numbers_like(torch.zeros(1), (1, 2.5))
-    tensor([1.0000, 2.5000])
-    """
+    """Return a few numbers, filled on the device: ``new_tensor`` would copy from the host."""
     return torch.stack([x.new_full((), value) for value in values])
 
 

@@ -242,9 +242,6 @@ def in_pixels(boxes: Tensor, sizes: Tensor) -> Tensor:
     """Convert normalized centres and sizes (m, 4) to x1 y1 x2 y2 in pixels.
 
     sizes: height and width (m, 2) of each image.
-
-    >>> in_pixels(torch.tensor([[0.5, 0.5, 0.5, 1.0]]), torch.tensor([[100.0, 40.0]]))
-    tensor([[ 10.,   0.,  30., 100.]])
     """
     x, y, width, height = boxes.unbind(1)
     # The order of operations is that of transformers, so that boxes are equal bit for bit.

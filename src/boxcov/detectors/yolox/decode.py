@@ -37,12 +37,7 @@ class Grid:
 
 
 def grid_of(features: Sequence[Tensor]) -> Grid:
-    """Return the cells of the pyramid's maps.
-
-    >>> grid = grid_of([torch.zeros(1, 1, 2, 2), torch.zeros(1, 1, 1, 1)])
-    >>> grid.row.tolist(), grid.corner[3].tolist(), grid.stride[4]
-    ([0, 0, 1, 1, 0], [8, 8], tensor(16))
-    """
+    """Return the cells of the pyramid's maps."""
     device = features[0].device
     cells = [torch.ones(x.shape[2:], dtype=torch.bool, device=device).nonzero() for x in features]
     level = torch.arange(len(cells), device=device).repeat_interleave(

@@ -32,22 +32,13 @@ def shares(avu: float, pac: float, pui: float) -> Shares:
 
     With p = P(I): P(A, C) = AvU - P(U|I) p and P(C) = P(A, C) + (1 - P(U|I)) p, whose ratio is
     P(A|C). At chance level P(U|I) = P(U) and P(A|C) = P(A).
-
-    >>> found = shares(avu=0.62, pac=0.92, pui=0.40)  # MC-GLM, IoU
-    >>> round(found.P_U, 2), round(found.P_A, 2)
-    (0.36, 0.92)
     """
     p = avu * (1 - pac) / (pui + pac * (1 - 2 * pui))
     return Shares(P_U=1 - (avu + (1 - 2 * pui) * p), P_A=1 - p)
 
 
 def bounds(avu: float, pac: float, pui: float, rounding: float = 0.005) -> tuple[Shares, Shares]:
-    """Return the smallest and largest shares compatible with numbers rounded to two digits.
-
-    >>> low, high = bounds(0.62, 0.92, 0.40)
-    >>> round(low.P_U, 2), round(high.P_U, 2)
-    (0.36, 0.37)
-    """
+    """Return the smallest and largest shares compatible with numbers rounded to two digits."""
     steps = product((-rounding, rounding), repeat=3)
     ends = [shares(avu + a, pac + b, pui + c) for a, b, c in steps]
     return Shares(*map(min, zip(*ends))), Shares(*map(max, zip(*ends)))

@@ -73,10 +73,6 @@ def normalise(
     """Directions with a largest entry of 1, and the factors (k,) to multiply derivatives by.
 
     The paper's posterior has directions of 1e5, which a detector in half precision cannot hold.
-
-    >>> etas, scale = normalise({"weight": torch.tensor([[3.0, -4.0]])}, {"weight": torch.zeros(2)})
-    >>> etas["weight"], scale
-    (tensor([[ 0.7500, -1.0000]]), tensor([4.]))
     """
     sizes = [eta.flatten(1).abs().amax(1) for eta in etas.values()]
     scale = torch.stack(sizes).amax(0).clamp(min=1e-30)  # (k,)
