@@ -12,6 +12,7 @@ Steps:
 The sets and their seeds are fixed here, before any result is looked at: ``fit`` is for error
 models, ``develop`` for choices between them, ``test`` is read once, for the final table. An earlier
 test set (seed 777) was read before signals from points were added, so ``test`` has another seed.
+``confirm`` is for one look after the training of error models was changed, chosen on ``develop``.
 """
 
 from __future__ import annotations
@@ -42,12 +43,14 @@ SETS: dict[str, tuple[str, int, int]] = {  # name: scenario, seed, frames
     "fit": ("clear", 4242, 1200),
     "develop": ("clear", 9001, 208),
     "test": ("clear", 1777, 300),
+    "confirm": ("clear", 2777, 300),
     **{f"develop-{shift}": (shift, 4343, 60) for shift in SHIFTS},
     **{f"test-{shift}": (shift, 778, 60) for shift in SHIFTS},
     "develop-mirror": (MIRROR, 4343, 60),
     "test-mirror": (MIRROR, 778, 60),
 }
-BASELINES = {"fit": 542, "develop": 208, "test": 300}  # frames with dropout, identity and NMS
+# frames with dropout, identity, NMS and further networks
+BASELINES = {"fit": 542, "develop": 208, "test": 300, "confirm": 300}
 N_TRAIN = 3500
 PRIOR = 100.0
 
@@ -222,7 +225,7 @@ def collect_ensemble(args: argparse.Namespace) -> None:
             parts.append(
                 np.stack([nearest(boxes[own], labels[own], m.detect(inputs)) for m in members], 1)
             )
-        np.savez(args.out / f"{name}-ensemble.npz", members=np.concatenate(parts))
+        np.savez_compressed(args.out / f"{name}-ensemble.npz", members=np.concatenate(parts))
         print(name, "ensemble", count, flush=True)
 
 
@@ -269,7 +272,7 @@ def save(path: Path, rows: list[dict[str, np.ndarray]]) -> None:
     keys = {key for row in rows for key in row if key != "signal names"}
     arrays = {key: np.concatenate([r[key] for r in rows if key in r]) for key in sorted(keys)}
     part = path.with_suffix(".part.npz")  # an interrupted run leaves no half file
-    np.savez(part, **{"signal names": names}, **arrays)
+    np.savez_compressed(part, **{"signal names": names}, **arrays)
     part.rename(path)
 
 

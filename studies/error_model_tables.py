@@ -36,6 +36,7 @@ def write_tables(folder: Path) -> None:
         "shift": shift_table(folder, 500),
         "pillar": {**rows_table(folder / "pillar", 500, "Full-size pillar network"), "notes": []},
         "gains": gains_table(folder, 500),
+        "confirm": confirm_table(folder, 500),
     }
     about = {
         "command": "python studies/collect.py boxes --out OUT --device cuda; "
@@ -51,11 +52,11 @@ def write_tables(folder: Path) -> None:
         path.write_text(json.dumps({field: content[field] for field in fields}, indent=1) + "\n")
 
 
-def read_rows(folder: Path, frames: int) -> dict[str, dict[str, Any]]:
+def read_rows(folder: Path, frames: int, test: str = "test") -> dict[str, dict[str, Any]]:
     """Return the results of all rows of one number of frames, in the order of ``ROWS``."""
     found = {}
     for name in ROWS:
-        path = folder / f"test {frames} {slug(name)}.json"
+        path = folder / f"{test} {frames} {slug(name)}.json"
         if path.exists():
             found[name] = json.loads(path.read_text())
     return found
@@ -118,7 +119,7 @@ def gains_table(folder: Path, frames: int) -> dict[str, Any]:
 
 def likelihood_table(folder: Path, frames: int) -> dict[str, Any]:
     rows = [
-        [name, *(result["sets"]["test"]["NLL"].values())]
+        [name, *(result["sets"]["test"]["NLL"][key] for key in ("nine fields", "without velocity"))]
         for name, result in read_rows(folder, frames).items()
     ]
     return {
@@ -222,6 +223,32 @@ def shift_table(folder: Path, frames: int) -> dict[str, Any]:
         "digits": [None, None, 1, 3, 3, 3],
         "rows": lines,
         "notes": [],
+    }
+
+
+def confirm_table(folder: Path, frames: int) -> dict[str, Any]:
+    """The one look at the frames ``confirm``."""
+    lines = []
+    for name, result in read_rows(folder, frames, "confirm").items():
+        one = result["sets"]["confirm"]
+        ranking = [one["ranking"][key] for key in ("IoU < 0.4", "IoU < 0.7", "distance", "risk")]
+        paper = [one["paper"][key] for key in ("P(A|C)", "P(U|I)")]
+        inside = 100 * one["coverage"]["0.9"]["all"]
+        lines.append(
+            [name, *ranking, *paper, one["ECE"]["misplaced"], *one["NLL"].values(), inside]
+        )
+    return {
+        "title": "Small network, 300 further frames (seed 2777)",
+        "columns": [
+            *("inputs", "IoU < 0.4", "IoU < 0.7", "distance", "risk", "P(A|C)", "P(U|I)", "ECE"),
+            *("NLL", "without velocity", "of predictive", "in 90 % regions"),
+        ],
+        "digits": [None, 3, 3, 3, 3, 3, 3, 3, 2, 2, 2, 1],
+        "rows": lines,
+        "notes": [
+            "NLL: Student-t, nine fields and without velocity; of predictive: Gaussian with that "
+            "covariance, nine fields.",
+        ],
     }
 
 

@@ -66,7 +66,7 @@ def test_results_are_in_range(calibrated: Predictor, image: torch.Tensor) -> Non
     assert bool((found.scale > 0).all())
     assert bool((found.dof > 2).all())
     assert float(torch.linalg.eigvalsh(found.predictive.double()).min()) > 0
-    noise = calibrated.error_model.noise.square()
+    noise = calibrated.error_model.noise[found.labels].square()
     variances = found.scale.square() * found.dof / (found.dof - 2) + noise
     torch.testing.assert_close(found.predictive.diagonal(dim1=1, dim2=2), variances)
     assert bool((found.region(0.5) <= found.region(0.9)).all())
@@ -84,6 +84,18 @@ def test_risk_beats_the_score_on_new_frames(calibrated: Predictor) -> None:
     errors = np.abs(records.as_axes().errors[records.paired])
     inside = errors <= found.region(0.9).numpy()[records.paired]
     assert 0.84 <= inside.mean() <= 0.96
+
+
+def test_a_file_with_one_noise_for_all_classes_loads(
+    calibrated: Predictor, image: torch.Tensor
+) -> None:
+    model = calibrated.error_model
+    one = torch.linspace(0.1, 0.5, len(model.fields))
+    old = type(model).from_file(model.to_json(), {**model.tensors(), "noise": one})
+    again = type(old).from_file(old.to_json(), old.tensors())
+    found = again.apply(calibrated.with_signals(image))
+    expected = found.scale.square() * found.dof / (found.dof - 2) + one.square()
+    torch.testing.assert_close(found.predictive.diagonal(dim1=1, dim2=2), expected)
 
 
 def test_a_file_gives_the_same_numbers(

@@ -140,10 +140,22 @@ def test_noise_makes_squared_errors_as_large_as_variances() -> None:
     errors[:, 1] *= 0.5  # too certain already
     errors[::50, 2] += 20.0  # a few objects that move
     errors[::7, 0] = torch.nan
-    noise = missing_noise(errors, deviations)
+    labels = torch.zeros(4000).long()
+    (noise,) = missing_noise(errors, deviations, labels, 1)
     nees = (errors.square() / (deviations.square() + noise.square())).nanmean(0)
     assert float(noise[1]) == 0
     assert float(nees[2]) == pytest.approx(1, abs=1e-4)
     assert float(nees[0]) <= 1 + 1e-4
     assert float(noise[2]) > 2
-    assert missing_noise(errors[:0], deviations[:0]).tolist() == [0, 0, 0]
+    assert missing_noise(errors[:0], deviations[:0], labels[:0], 2).tolist() == [[0] * 3] * 2
+
+
+def test_noise_is_that_of_the_class_and_a_rare_one_borrows() -> None:
+    """Class 0 stands still, class 1 moves at times, class 2 has one box, class 3 none."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.tensor([0] * 2000 + [1] * 2000 + [2])
+    errors = 1e-4 * torch.randn(4001, 1, generator=generator)
+    errors[2000:4000:20] = 1.0  # mean square of the class 0.05, of all boxes 0.025
+    noise = missing_noise(errors, torch.full((4001, 1), 1e-4), labels, 4)[:, 0].square()
+    own = (2000 * 0.05 + 5 * 0.025) / 2005
+    assert noise.tolist() == pytest.approx([5 * 0.025 / 2005, own, 0.0208, 0.025], rel=0.02)

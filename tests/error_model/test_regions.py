@@ -18,6 +18,7 @@ from boxcov.error_model.regions import (
     class_range_index,
     conformal_quantiles,
     fit_regions,
+    lower_median,
 )
 
 
@@ -36,6 +37,14 @@ def test_quantiles_are_those_of_numpy(n: int) -> None:
     for level, quantile in zip(LEVELS, conformal_quantiles(torch.from_numpy(values)).tolist()):
         share = ceil((n + 1) * level - 1e-6) / n - 1e-9  # of the values, below the quantile
         assert quantile == np.quantile(values, share, method="inverted_cdf")
+
+
+@pytest.mark.parametrize("members", [1, 2, 3, 4, 5, 8])
+def test_the_median_is_that_of_a_sort(members: int) -> None:
+    values = torch.randn(members, 50, 3, generator=torch.Generator().manual_seed(members))
+    values[0, :10] = torch.inf  # a quantile of too few boxes
+    expected = values.sort(0).values[(members - 1) // 2]
+    assert torch.equal(lower_median(values), expected)
 
 
 def test_few_values_give_an_infinite_quantile() -> None:

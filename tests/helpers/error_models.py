@@ -48,7 +48,7 @@ def make_error_model(
         network=network,
         unit=torch.full((D,), 0.1),
         dof=torch.full((D,), 4.0),
-        noise=torch.full((D,), 0.01),
+        noise=torch.full((len(classes), D), 0.01),
         correlation=torch.eye(D),
         regions=Regions(
             quantiles.contiguous(),

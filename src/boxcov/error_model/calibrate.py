@@ -163,9 +163,9 @@ def fit_error_model(
     dof, factor = fit_student(ratios)  # the network's scales are those of TRAINING_DOF
     ratios, unit = ratios / factor, unit * factor
     deviations = scales * unit * (dof / (dof - 2)).sqrt()
-    noise = missing_noise(ratios * scales * unit, deviations)
     labels, ranges = class_range_index(found)
-    shape = (len(found.classes), int(folds.max()) + 1)
+    C = len(found.classes)
+    noise = missing_noise(ratios * scales * unit, deviations, labels[rows], C)
     return ErrorModel(
         fields=found.fields,
         classes=found.classes,
@@ -179,9 +179,11 @@ def fit_error_model(
         network=fitted.network,
         unit=unit,
         dof=dof,
-        noise=noise.nan_to_num(),
+        noise=noise,
         correlation=_correlation(ratios),
-        regions=fit_regions(ratios.abs(), labels[rows], ranges[rows], folds[rows], shape),
+        regions=fit_regions(
+            *(ratios.abs(), labels[rows], ranges[rows], folds[rows]), (C, int(folds.max()) + 1)
+        ),
         provenance={
             "boxes": len(found),
             "frames": len(np.unique(records.frame)),

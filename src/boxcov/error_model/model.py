@@ -48,7 +48,7 @@ class ErrorModel:
     network: Network
     unit: Tensor  # (D,) of the errors
     dof: Tensor  # (D,) degrees of freedom of the Student-t distributions
-    noise: Tensor  # (D,) standard deviation that ``predictive`` holds beyond the distributions
+    noise: Tensor  # (C, D) standard deviation that ``predictive`` holds beyond the distributions
     correlation: Tensor  # (D, D) of the errors' normal scores
     regions: Regions
     widening: Widening | None = None  # of unusual frames
@@ -102,7 +102,7 @@ class ErrorModel:
         scale = log_scales.mean(0).exp()
         labels, ranges = class_range_index(found)
         single, joint = self.regions.widths(log_scales, self.regions.group_of[labels, ranges])
-        deviation = (scale.square() * self._variance_factor + self._noise_variance).sqrt()
+        deviation = (scale.square() * self._variance_factor + self._noise_variance[labels]).sqrt()
         found = replace(
             found,
             no_object=outputs.no_object(y).mean(0),
@@ -235,6 +235,8 @@ class ErrorModel:
             regions=Regions(torch.zeros(0), torch.zeros(0), torch.zeros(0)),
         )
         model = bare.with_tensors(tensors)
+        if model.noise.dim() == 1:  # of all classes, in files before 0.2
+            model = replace(model, noise=model.noise.expand(len(model.classes), -1))
         _check_shapes(model)
         _check_numbers(model)
         _check_inputs(model)
@@ -263,7 +265,7 @@ def _check_shapes(model: ErrorModel) -> None:
     K, O, L = len(model.network.linear), model.outputs.size, len(LEVELS)
     G = model.regions.quantiles.shape[1]
     expected: dict[str, tuple[int, ...]] = {"centre": (P,), "spread": (P,), "correlation": (D, D)}
-    expected |= dict.fromkeys(("unit", "dof", "noise"), (D,))
+    expected |= {"unit": (D,), "dof": (D,), "noise": (C, D)}
     expected |= {"quantiles": (K, G, L, D), "joint": (K, G, L), "groups": (C, len(RANGES) + 1)}
     network = [(K, P, O), (K, 1, O)]
     if model.network.hidden:

@@ -23,6 +23,7 @@ RATE = 3e-3
 LINEAR_RATE = 3e-2  # of a linear model, which 500 smaller steps would not carry to its optimum
 WEIGHT_DECAY = 1e-2
 TRAINING_DOF = 4.0  # heavy tails, so that a few large errors do not decide the scales
+_POOLED = 5.0
 _BATCHES = 8  # at least, per epoch
 _MOST_PER_BATCH = 2048
 _MOST_NORM = 2.0  # of a member's gradient
@@ -165,27 +166,38 @@ def fit_student(ratios: Tensor) -> tuple[Tensor, Tensor]:
     return dof.detach().float(), log_scale.exp().detach().float()
 
 
-def missing_noise(errors: Tensor, deviations: Tensor) -> Tensor:
-    """Return the noise (D,) that makes squared errors as large as their variances say, on average.
+def missing_noise(errors: Tensor, deviations: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Return the noise (C, D) that makes squared errors as large as their variances say.
 
-    The mean of ``error^2 / (deviation^2 + noise^2)`` is then 1; the noise is 0 where it is below 1
-    already. Errors (n, D) may be NaN. Objects at rest, for example, have tiny velocity errors,
-    until one of them moves.
+    The mean of ``error^2 / (deviation^2 + noise^2)`` over the boxes of a class is then 1; the noise
+    is 0 where it is below 1 already. Errors (n, D) may be NaN. Objects at rest, for example, have
+    tiny velocity errors, until one of them moves. The mean over all boxes counts as ``_POOLED``
+    boxes of the class: a rare class has too few to meet its own large errors.
 
-    >>> errors = torch.tensor([[0.0], [0.0], [0.0], [2.0]])
-    >>> missing_noise(errors, torch.full((4, 1), 1e-3))
-    tensor([1.0000])
+    >>> errors, labels = torch.tensor([[0.0], [0.0], [0.0], [2.0]]), torch.zeros(4).long()
+    >>> missing_noise(errors, torch.full((4, 1), 1e-3), labels, classes=1)
+    tensor([[1.0000]])
     """
+    known = ~errors.isnan()
+    squares, variances = errors.nan_to_num().double().square(), deviations.double().square()
+
+    def noise_of(label: int) -> Tensor:
+        weights = ((labels == label) + _POOLED / len(labels))[:, None] * known
+        weights = weights.double() / weights.sum(0).clamp(min=1e-9)
+
+        def ratio(noise: Tensor) -> Tensor:
+            return (weights * squares / (variances + noise)).nansum(0)
+
+        low, high = torch.zeros(errors.shape[1]).double(), squares.amax(0)
+        for _ in range(60):
+            middle = (low + high) / 2
+            is_above = ratio(middle) > 1
+            low, high = torch.where(is_above, middle, low), torch.where(is_above, high, middle)
+        return torch.where(ratio(torch.zeros_like(low)) > 1, high.sqrt(), 0)
+
     if not len(errors):
-        return errors.new_zeros(errors.shape[1])
-    squares, variances = errors.double().square(), deviations.double().square()
-    low, high = torch.zeros(errors.shape[1]).double(), squares.nan_to_num().amax(0)
-    for _ in range(100):
-        middle = (low + high) / 2
-        is_above = (squares / (variances + middle)).nanmean(0) > 1
-        low, high = torch.where(is_above, middle, low), torch.where(is_above, high, middle)
-    needed = (squares / variances).nanmean(0) > 1
-    return torch.where(needed, high.sqrt(), 0).float()
+        return errors.new_zeros(classes, errors.shape[1])
+    return torch.stack([noise_of(label) for label in range(classes)]).float()
 
 
 # training
