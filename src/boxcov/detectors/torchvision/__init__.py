@@ -1,9 +1,8 @@
 """Detectors of torchvision: RetinaNet, FCOS, SSD and Faster R-CNN."""
 
-from boxcov.detectors.torchvision.checkpoints import load
+from boxcov.detectors.torchvision.checkpoints import load, wrap
 from boxcov.detectors.torchvision.dense import FCOS, SSD, RetinaNet
 from boxcov.detectors.torchvision.detector import TorchvisionDetector
 from boxcov.detectors.torchvision.rcnn import FasterRCNN
-from boxcov.detectors.torchvision.wrap import wrap
 
 __all__ = ["FCOS", "SSD", "FasterRCNN", "RetinaNet", "TorchvisionDetector", "load", "wrap"]

@@ -1,4 +1,4 @@
-"""Load detectors of torchvision by name, with published weights or those of a file."""
+"""Make detectors of torchvision: from a model, or by name with weights of torchvision or a file."""
 
 from __future__ import annotations
 
@@ -10,15 +10,46 @@ from typing import Any
 import torch
 from torch import nn
 
-from boxcov.detectors.torchvision.detector import TorchvisionDetector
-from boxcov.detectors.torchvision.wrap import wrap
+from boxcov.detectors.torchvision.dense import FCOS, SSD, RetinaNet
+from boxcov.detectors.torchvision.detector import Images, TorchvisionDetector
+from boxcov.detectors.torchvision.rcnn import FasterRCNN
 from boxcov.detectors.weight_file import State, load_weights, read_weights
 from boxcov.errors import BoxcovError, BoxcovWarning, did_you_mean, import_package
 from boxcov.input_file import hash_file, reading
 
+_FAMILIES: dict[str, type[TorchvisionDetector]] = {
+    kind.__name__: kind for kind in (RetinaNet, FCOS, SSD, FasterRCNN)
+}
 # torchvision sets eps of the frozen norms to 0 for the first published weights of these networks
 _EPS_ZERO = ("fasterrcnn_resnet50_fpn", "retinanet_resnet50_fpn")
 _COCO_NUMBERS = 91  # of torchvision's COCO models: the background and gaps included
+
+
+def wrap(
+    model: nn.Module,
+    names: Sequence[str] | None = None,
+    classes: Sequence[str] | Mapping[str, int] | None = None,
+    threshold: float | None = None,
+    images: Images = "rgb",
+) -> TorchvisionDetector:
+    """Make a Detector from a torchvision model. It reports what ``model(images)`` reports.
+
+    names: of all classes including the background, as in ``weights.meta["categories"]``.
+    classes: the classes to report, by name, or a dict from new names to the model's numbers; by
+    default COCO's 80 if the model knows them, else all.
+    threshold: score threshold on top of the model's own.
+    images: "rgb" (0 to 1, torchvision's format) or "coco" (BGR, 0 to 255: ``boxcov.data.coco``).
+
+    >>> wrap(nn.Linear(1, 1))
+    Traceback (most recent call last):
+    ...
+    boxcov.errors.BoxcovError: a Linear is not supported: use RetinaNet, FCOS, SSD, FasterRCNN
+    """
+    modules = [c for c in type(model).__mro__ if c.__module__.startswith("torchvision.")]
+    kind = next((_FAMILIES[c.__name__] for c in modules if c.__name__ in _FAMILIES), None)
+    if kind is None:
+        raise BoxcovError(f"a {type(model).__name__} is not supported: use {', '.join(_FAMILIES)}")
+    return kind(model, names, classes, threshold, images)
 
 
 def load(

@@ -1,7 +1,6 @@
 """Ultralytics' YOLO, version 8 and later."""
 
 from boxcov.detectors.ultralytics.checkpoints import load
-from boxcov.detectors.ultralytics.detector import Yolo
-from boxcov.detectors.ultralytics.wrap import wrap
+from boxcov.detectors.ultralytics.detector import Yolo, wrap
 
 __all__ = ["Yolo", "load", "wrap"]

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from boxcov.detectors.ultralytics.detector import Yolo
-from boxcov.detectors.ultralytics.wrap import wrap
+from boxcov.detectors.ultralytics.detector import Yolo, wrap
 from boxcov.errors import BoxcovError, import_package, join_names
 from boxcov.input_file import reading
 

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from boxcov._torch.process_state import seeded
 from boxcov.detector import Candidates, Detector, InstanceGroup, Selection, flatten_configuration
 from boxcov.detectors.objects import check_images
-from boxcov.detectors.yolox.backbone import PAFPN
 from boxcov.detectors.yolox.config import STRIDES, Config
 from boxcov.detectors.yolox.decode import centred_boxes, grid_of, reported_boxes
-from boxcov.detectors.yolox.head import REACH, Head
 from boxcov.detectors.yolox.loss import CellTargets, encode, frame_losses
+from boxcov.detectors.yolox.network import PAFPN, REACH, Head
 from boxcov.detectors.yolox.selection import candidates, select, select_static
 from boxcov.detectors.yolox.signals import signals
 from boxcov.head_stages import crop
