@@ -63,10 +63,12 @@ def collect_numbers(args: argparse.Namespace) -> dict[str, Rows]:
     first, usual = (QUICK_FRAMES, QUICK_USUAL) if args.quick else (FIT_FRAMES, USUAL)
     names = {shift: f"{args.set}-{shift}" for shift in CHANGES}
     root.mkdir(parents=True, exist_ok=True)
-    for wanted, few in ((["fit", args.set], first + usual), (names.values(), QUICK_CHANGED)):
-        where = {"out": root, "sets": wanted, "device": args.device}
-        most = few if args.quick else 10**9
-        collect_boxes(argparse.Namespace(**where, **COLLECTED, most=most))
+    parts = [(["fit", args.set, *names.values()], 10**9)]  # at once: the posterior is fitted once
+    if args.quick:
+        parts = [(["fit", args.set], first + usual), ([*names.values()], QUICK_CHANGED)]
+    for wanted, most in parts:
+        where = {"out": root, "sets": wanted, "device": args.device, "most": most}
+        collect_boxes(argparse.Namespace(**where, **COLLECTED))
     torch.set_num_threads(1)
     model = study_model(root, first)
     found = load(root, "fit", first + usual)[0]
