@@ -330,6 +330,7 @@ def test_points_of_another_layout_are_refused(
     done = boxcov(f"stream --source {tmp_path} {words}")
     assert done.code == 1
     assert message in lines(done.out)[0]["error"]
+    assert lines(done.out)[0]["error"].endswith("--points nuscenes, kitti or plain")
 
 
 def test_warm_up_is_no_part_of_the_latencies() -> None:
