@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from boxcov.data import simulated
 from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.pipeline import rank
 from helpers.command_line import boxcov
+from helpers.data_roots import kitti_root
 from helpers.export_boxes import in_image, in_space, with_error_model
 
 
@@ -100,6 +102,17 @@ def test_disagreement_needs_labels(boxes: Path, tmp_path: Path) -> None:
     done = boxcov(f"rank --by disagreement --predictions {boxes} {out}")
     assert done.code == 1
     assert "does not state which frames it was computed on" in done.err
+    assert not (tmp_path / "f.csv").exists()
+
+
+def test_a_split_without_labels_is_refused(tmp_path: Path) -> None:
+    root = kitti_root(tmp_path / "kitti")
+    (root / "training").rename(root / "testing")
+    shutil.rmtree(root / "testing" / "label_2")
+    words = f"--by disagreement --data kitti:{root} --split testing --out {tmp_path / 'f.csv'}"
+    done = boxcov(f"rank {words}")
+    assert done.code == 1
+    assert "split testing: the frames have no labels, which this command needs" in done.err
     assert not (tmp_path / "f.csv").exists()
 
 

@@ -73,8 +73,8 @@ def check_layout(points: Tensor, layout: str, path: Path) -> None:
     what, is_wrong = wrong[layout]
     if is_wrong:
         raise BoxcovError(
-            f"{path}: not points of {what} everywhere. For other files, give their layout: --points "
-            "nuscenes, kitti or plain"
+            f"{path}: not points of {what} everywhere. For other files, give their layout: "
+            "--points nuscenes, kitti or plain"
         )
 
 

@@ -70,12 +70,17 @@ def load_labelled_frames(
 ) -> Sequence[Any]:
     """Return the frames of ``source`` as ``load_frames``; raise if the split has no labels."""
     frames = load_frames(source, device, classes)
+    check_labels(frames, source)
+    return frames
+
+
+def check_labels(frames: Sequence[Any], source: DataOptions) -> None:
+    """Raise if the frames have no labels."""
     if not getattr(frames, "has_labels", True):
         raise BoxcovError(
             f"{source.data}, split {source.split}: the frames have no labels, which this command "
             "needs: give another split"
         )
-    return frames
 
 
 class UserFrames(FrameSequence):

@@ -18,7 +18,13 @@ from boxcov.files import check_writable
 from boxcov.outlines import background_of
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frame_files import FileFrames, Frame
-from boxcov.pipeline.frames import Progress, load_frames, load_in_background, source_of_detections
+from boxcov.pipeline.frames import (
+    Progress,
+    check_labels,
+    load_in_background,
+    load_labelled_frames,
+    source_of_detections,
+)
 from boxcov.pipeline.options import DataOptions, PredictedData, RankCommand
 from boxcov.pipeline.paths import holds_output, refuse_existing
 from boxcov.pipeline.predict import build_predictor, open_frames
@@ -125,6 +131,8 @@ def _predict(options: RankCommand, progress: Progress | None) -> Pool:
     model = build_predictor(detector, estimator, options.source.seed)
     _check_error_model(options, model.error_model is not None, str(estimator.posterior))
     frames, _ = open_frames(options, options.device, detector)
+    if options.by == "disagreement":
+        check_labels(frames, options.source)
     found, targets, sizes = [], [], []
     loaded = load_in_background(frames, options.workers, options.device, options.source.seed)
     for number, (inputs, target) in enumerate(loaded):
@@ -160,7 +168,7 @@ def _read(options: RankCommand) -> Pool:
     given = options.source
     where = (given.data, given.split, given.count) if given != DataOptions() else ()
     source = source_of_detections(path, found.meta, PredictedData(*where))
-    frames = load_frames(source, "cpu", found.classes)
+    frames = load_labelled_frames(source, "cpu", found.classes)
     truth = GroundTruth.from_frames((None, target) for _, target in frames)
     if truth.frames != len(names):
         raise BoxcovError(
