@@ -81,13 +81,13 @@ def corners(boxes: Array) -> Array:
     )
 
 
-def ellipse(mean: Array, covariance: Array, sigmas: float, points: int = 60) -> Array:
-    """Return the outline (..., points, 2) at ``sigmas`` standard deviations of 2D Gaussians.
+def ellipse(mean: Array, covariance: Array, sigmas: float) -> Array:
+    """Return the outline (..., 60, 2) at ``sigmas`` standard deviations of 2D Gaussians.
 
     mean: (..., 2). covariance: (..., 2, 2).
     """
     values, vectors = np.linalg.eigh(covariance)
-    angle = np.linspace(0, 2 * np.pi, points)
+    angle = np.linspace(0, 2 * np.pi, 60)
     circle = np.stack([np.cos(angle), np.sin(angle)])
     half_axes = vectors * np.sqrt(values.clip(min=0))[..., None, :]
     return mean[..., None, :] + sigmas * (half_axes @ circle).swapaxes(-1, -2)

@@ -26,9 +26,7 @@ def one_minus_score(records: Records) -> Records:
     return records.without_covariance(1 - np.asarray(records.scores, dtype=float))
 
 
-def score_and_size(
-    records: Records, extra: Array | None = None, folds: int = 5, seed: int = 0
-) -> Records:
+def score_and_size(records: Records, extra: Array | None = None, seed: int = 0) -> Records:
     """Return the same boxes with u = P(inaccurate) by a cross-validated logistic regression.
 
     The regression reads ``features`` and the ``extra`` columns (n, c), such as
@@ -37,15 +35,13 @@ def score_and_size(
     """
     columns = features(records) if extra is None else np.concatenate([features(records), extra], 1)
     bad = ~accurate_iou(records.iou)
-    return records.without_covariance(
-        out_of_fold(columns, bad, records.frame, kept=1, folds=folds, seed=seed)
-    )
+    return records.without_covariance(out_of_fold(columns, bad, records.frame, kept=1, seed=seed))
 
 
-def signals_alone(records: Records, folds: int = 5, seed: int = 0) -> Records:
+def signals_alone(records: Records, seed: int = 0) -> Records:
     """Return the same boxes with u = P(inaccurate) by a regression on the detector's signals."""
     bad = ~accurate_iou(records.iou)
-    p = out_of_fold(signal_features(records), bad, records.frame, folds=folds, seed=seed)
+    p = out_of_fold(signal_features(records), bad, records.frame, seed=seed)
     return records.without_covariance(p)
 
 

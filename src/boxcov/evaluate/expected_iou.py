@@ -134,10 +134,10 @@ def _symmetric_root(covariance: Array) -> Array:
 
 
 @cache
-def nodes(d: int, directions: int = DIRECTIONS, radii: int = RADII) -> tuple[Array, Array]:
+def nodes(d: int) -> tuple[Array, Array]:
     """Return points (k, d) and weights (k,) for means over N(0, I) in d dimensions."""
-    half = _directions(d, directions // 2)
-    r, weights = _radii(d, radii)
+    half = _directions(d, DIRECTIONS // 2)
+    r, weights = _radii(d, RADII)
     both = np.concatenate([half, -half])
     points = np.concatenate([radius * both for radius in r])
     return points, np.repeat(weights / len(both), len(both))

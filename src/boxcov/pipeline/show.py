@@ -34,7 +34,7 @@ def check_show(out: Path | None, force: bool) -> None:
 
 
 @contextmanager
-def pictures(out: Path | None, rate: float = RATE) -> Iterator[Add]:
+def pictures(out: Path | None) -> Iterator[Add]:
     """Yield a function that draws one frame: name, image or points, detections of the frame."""
     if out is None:
         yield lambda name, background, found: None
@@ -42,7 +42,7 @@ def pictures(out: Path | None, rate: float = RATE) -> Iterator[Add]:
     writers = {".gif": _gif, ".mp4": _mp4}
     writer = writers.get(out.suffix.lower())
     reach: list[float] = []  # of the first frame: a view that changes with every frame flickers
-    with _folder(out) if writer is None else writer(out, rate) as write:
+    with _folder(out) if writer is None else writer(out) as write:
 
         def add(name: str, background: Any, found: Detections) -> None:
             if background is None:
@@ -74,7 +74,7 @@ def _folder(out: Path) -> Iterator[Callable[[str, Any], None]]:
 
 
 @contextmanager
-def _gif(out: Path, rate: float) -> Iterator[Callable[[str, Any], None]]:
+def _gif(out: Path) -> Iterator[Callable[[str, Any], None]]:
     from PIL.Image import Quantize
 
     drawn: list[Any] = []
@@ -94,17 +94,17 @@ def _gif(out: Path, rate: float) -> Iterator[Callable[[str, Any], None]]:
                 "GIF",
                 save_all=True,
                 append_images=drawn[1:],
-                duration=round(1000 / rate),
+                duration=round(1000 / RATE),
                 loop=0,
             )
 
 
 @contextmanager
-def _mp4(out: Path, rate: float) -> Iterator[Callable[[str, Any], None]]:
+def _mp4(out: Path) -> Iterator[Callable[[str, Any], None]]:
     av = import_package("av")
     with atomic_write(out) as temporary, av.open(str(temporary), "w", format="mp4") as container:
         codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
-        stream = container.add_stream(codec, rate=round(rate))
+        stream = container.add_stream(codec, rate=round(RATE))
         stream.pix_fmt = "yuv420p"
 
         def write(name: str, picture: Any) -> None:

@@ -273,11 +273,11 @@ class Posterior:
         groups = [(B * v.flatten()) @ B.T for B, v in zip(bases, self.variances(name))]
         return torch.block_diag(*groups)
 
-    def check_detector(self, detector: Detector, context: str = "posterior") -> None:
+    def check_detector(self, detector: Detector) -> None:
         """Raise if the posterior is of other weights, or of another configuration."""
-        check_fingerprint(self.fingerprint, detector, context)
+        check_fingerprint(self.fingerprint, detector, "posterior")
         if self.configuration:
-            check_configuration(self.configuration, detector.configuration(), context)
+            check_configuration(self.configuration, detector.configuration(), "posterior")
 
     # other posteriors with the same factors
 
