@@ -17,10 +17,10 @@ ADAPTERS_ENV := LD_LIBRARY_PATH=$(CURDIR)/$(ADAPTERS)/cuda YOLO_CONFIG_DIR=$(CUR
 demo: $(INSTALLED)
 	$(BIN)/boxcov demo --out demo
 
-# the tests run against the wheel, the examples in the docstrings against src/
-test: $(INSTALLED) lint docs wheel
-	OMP_NUM_THREADS=$(THREADS) $(WHEEL) -m pytest -n $(WORKERS) --dist loadfile tests
-	OMP_NUM_THREADS=$(THREADS) $(BIN)/pytest -n $(WORKERS) --dist loadfile src
+# the tests, and the examples in the docstrings, run against the wheel
+test: $(INSTALLED)
+	$(MAKE) -j 2 lint docs wheel
+	OMP_NUM_THREADS=$(THREADS) $(WHEEL) -m pytest -n $(WORKERS) --dist loadfile tests --pyargs boxcov
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

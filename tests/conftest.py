@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -18,6 +19,11 @@ from boxcov.detectors.tiny import TinyCenter, train
 # would cap it at the number of cores, and tests must hold with more threads than cores too.
 DEFAULT_THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", DEFAULT_THREADS)))
+
+
+def pytest_collection_finish() -> None:
+    """Leave the million objects of the imported modules out of every garbage collection."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -62,7 +62,7 @@ def test_false_changes_keep_the_run_length() -> None:
     rng = np.random.default_rng(1)
     pool = usual(rng, 500)
     lengths = []
-    for _ in range(150):
+    for _ in range(50):
         rows = [pool[i] for i in rng.permutation(len(pool))]
         monitor = Monitor(rows[:30], run_length=15)
         verdicts = (monitor(row).change for row in rows[30:150])

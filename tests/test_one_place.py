@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -12,10 +13,6 @@ import boxcov
 from boxcov.predict.predictor import Predictor
 
 SOURCE = Path(boxcov.__file__).parent
-MODULES = {
-    str(path.relative_to(SOURCE)): ast.parse(path.read_text(encoding="utf-8"))
-    for path in sorted(SOURCE.rglob("*.py"))
-}
 # calls that write a file, and those modules that may make them, with the reason
 WRITES = ("write_text", "write_bytes", "savefig", "save_file", "tofile", "savez", "to_csv")
 WRITERS = {
@@ -30,6 +27,14 @@ JSON = {
     "data/nuscenes/results.py": "the format has NaN for unknown velocities",
     "report/page.py": "allow_nan=False, in a script element",
 }
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    return {
+        str(path.relative_to(SOURCE)): ast.parse(path.read_text(encoding="utf-8"))
+        for path in sorted(SOURCE.rglob("*.py"))
+    }
 
 
 def name_of(call: ast.Call) -> str:
@@ -62,7 +67,7 @@ def search(is_past: Callable[[ast.Call, bool], bool], allowed: Iterable[str]) ->
     """Where a call in a module that is not allowed to goes past the one place."""
     return [
         f"{module}, line {call.lineno}: {name_of(call)}"
-        for module, tree in MODULES.items()
+        for module, tree in modules().items()
         if module not in allowed
         for call, is_atomic in calls(tree)
         if is_past(call, is_atomic)

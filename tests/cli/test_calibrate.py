@@ -13,7 +13,7 @@ from boxcov import MCGLM, BoxcovError, Detections, ExactGLM, Posterior
 from boxcov.data.simulated import CLASSES
 from boxcov.error_model import unusual_frames
 from boxcov.error_model.calibrate import fit_error_model, predict_frames
-from boxcov.evaluate.ground_truth import match_detections
+from boxcov.evaluate.ground_truth import GroundTruth, match_detections
 from boxcov.evaluate.label_order import box_values
 from boxcov.evaluate.quality import auroc
 from boxcov.pipeline.calibrate import _stress_frames, run
@@ -47,15 +47,20 @@ def made(posterior: Path) -> tuple[Path, dict]:
     return out, json.loads(done.out)
 
 
-def test_report_uses_frames_outside_the_fit(made, posterior: Path) -> None:
+@pytest.fixture(scope="module")
+def predicted(posterior: Path) -> tuple[Detections, GroundTruth]:
+    """What the command predicts for its ten frames, by its own steps."""
+    frames = load_frames(DataOptions("simulated:clear", "val", 10, 0, 2))
+    model = build_predictor(load_detector(WORD), EstimatorOptions("exact", posterior))
+    return predict_frames(model, frames)
+
+
+def test_report_uses_frames_outside_the_fit(made, predicted) -> None:
     _, report = made
     assert (report["estimator"], report["threshold"], report["frames"]) == ("exact", 0.4, 10)
     held_out = report["held_out"]
     assert held_out["frames"] == 5
-    detector = load_detector(WORD)
-    frames = load_frames(DataOptions("simulated:clear", "val", 10, 0, 2))
-    model = build_predictor(detector, EstimatorOptions("exact", posterior))
-    found, truth = predict_frames(model, frames)
+    found, truth = predicted
     records = match_detections(found, truth, threshold=-1.0)
     first = found.frame < 5
     fitted = fit_error_model(
@@ -127,7 +132,7 @@ def sampled(made) -> tuple[Path, str]:
     """A posterior that was calibrated in place for another method, and what was printed."""
     same = made[0].with_name("sampled.safetensors")
     same.write_bytes(made[0].read_bytes())
-    words = f"--method mcglm --samples 4 --threshold 0.5 {FRAMES}"
+    words = "--method mcglm --samples 4 --threshold 0.5 --count 6 --fit-share 0.84 --sweeps 2"
     done = boxcov(f"calibrate --posterior {same} --out {same} --force {words}")
     assert done.code == 0, done.err
     return same, done.out
@@ -301,8 +306,13 @@ def test_wrong_options_are_refused(posterior: Path, tmp_path, words, message) ->
 
 
 def test_stress_frames_widen_the_regions(
-    posterior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    posterior: Path, predicted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    first = iter([predicted])
+    monkeypatch.setattr(
+        "boxcov.pipeline.calibrate.predict_frames",
+        lambda *given: next(first, None) or predict_frames(*given),
+    )
     monkeypatch.setattr(unusual_frames, "GATE", 0.95)  # ten frames are too few for 0.05
     out = tmp_path / "w.safetensors"
     done = boxcov(f"calibrate --posterior {posterior} --out {out} {FRAMES} --stress resized")
@@ -313,8 +323,9 @@ def test_stress_frames_widen_the_regions(
 
 
 def test_too_few_boxes_name_the_share_of_the_frames(
-    made, posterior: Path, tmp_path, monkeypatch
+    made, predicted, posterior: Path, tmp_path, monkeypatch
 ) -> None:
+    monkeypatch.setattr("boxcov.pipeline.calibrate.predict_frames", lambda *given: predicted)
     monkeypatch.setattr("boxcov.error_model.calibrate.MIN_PAIRS", made[1]["paired"])
     done = boxcov(f"calibrate --posterior {posterior} --out {tmp_path / 'c'} {FRAMES}")
     assert done.code == 1

@@ -34,11 +34,11 @@ def test_tiny_with_an_error_model(tmp_path) -> None:
     assert said == about(tmp_path / "t.onnx")
     assert said["error_model"]["thresholds"] == [0.3, 0.4, 0.5]
     assert said["outputs"]["region_widths"] == [3, 7, 5]
-    model = MCGLM(detector, calibrated, 2)
+    model, file = MCGLM(detector, calibrated, 2), File(tmp_path / "t.onnx")
     for inputs, _ in frames:
         expected = model(inputs)
         assert len(expected) == 3
-        check_rows(File(tmp_path / "t.onnx")(inputs), expected)
+        check_rows(file(inputs), expected)
 
 
 def test_boxes_of_equal_scores_may_come_in_any_order() -> None:

@@ -138,6 +138,13 @@ def test_equal_constants_are_stored_once() -> None:
     assert {entry.key: entry.value for entry in model.metadata_props} == {"key": "value"}
 
 
+def test_more_constants_than_a_file_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("boxcov.export.onnx.model.LARGEST", 500)
+    assert model_of(lambda x: (x + W.flatten()[:5],))
+    with pytest.raises(BoxcovError, match="GiB of constants"):
+        model_of(lambda x: (x[0, 0, 0, 0] + W,))
+
+
 def test_no_patterns_are_searched_in_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """They took three fifths of an export: each pattern looks at all nodes from every node."""
     from onnxscript import rewriter

@@ -105,7 +105,11 @@ def dense_covariance(posterior: Posterior, name: str) -> Tensor:
 
 def box_covariance(detector: Detector, posterior: Posterior, inputs: Any) -> Tensor:
     """``J Sigma J^T`` (m, D, D) from dense matrices."""
-    J = box_jacobian(detector, inputs)
+    return transform_covariance(box_jacobian(detector, inputs), posterior)
+
+
+def transform_covariance(J: dict[str, Tensor], posterior: Posterior) -> Tensor:
+    """``J Sigma J^T`` (m, D, D) for the Jacobian of ``box_jacobian``."""
     parts = []
     for name, block in posterior.blocks.items():
         rows = flat(block, J)  # (m, D, w)

@@ -9,7 +9,13 @@ from boxcov import GLM, ExactGLM, FitOptions, Selection, fit
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
 from helpers.nets import CASES, Case
-from oracles.dense import box_covariance, dense_covariance, relative
+from oracles.dense import (
+    box_covariance,
+    box_jacobian,
+    dense_covariance,
+    relative,
+    transform_covariance,
+)
 
 TOLERANCE = 1e-9
 
@@ -85,10 +91,15 @@ def frames() -> list:
     ]
 
 
+@pytest.fixture(scope="module")
+def jacobian(small: TinyCenter, frames: list) -> dict[str, torch.Tensor]:
+    return box_jacobian(small, torch.cat([frames[0][0], frames[1][0]]))
+
+
 @pytest.mark.parametrize("depth", ["head", "neck", "backbone"])
 @pytest.mark.parametrize("form", ["eigen", "paper"])
 def test_batched_instances_equal_the_dense_product(
-    small: TinyCenter, frames: list, depth: str, form: str
+    small: TinyCenter, frames: list, jacobian: dict[str, torch.Tensor], depth: str, form: str
 ) -> None:
     posterior = fit(
         small,
@@ -99,7 +110,7 @@ def test_batched_instances_equal_the_dense_product(
         prior_precision=0.5,
     )
     inputs = torch.cat([frames[0][0], frames[1][0]])
-    expected = box_covariance(small, posterior, inputs)
+    expected = transform_covariance(jacobian, posterior)
     model = ExactGLM(small, posterior)
     below = []
     rest = model.router._below

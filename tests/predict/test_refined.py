@@ -48,7 +48,7 @@ def test_samples_agree(tiny, kinds, image) -> None:
     exact = ExactGLM(tiny, kinds["both"])(image).covariance
     assert (
         relative(
-            MCGLM(tiny, kinds["both"], samples=4000, engine=EngineOptions(chunk=200))(
+            MCGLM(tiny, kinds["both"], samples=1000, engine=EngineOptions(chunk=200))(
                 image
             ).covariance,
             exact,
