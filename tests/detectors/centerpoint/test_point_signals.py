@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import cos, floor, log, log1p, sin
+from math import cos, floor, log, log1p, pi, sin
 
 import numpy as np
 import pytest
@@ -61,16 +61,22 @@ def reference(cloud: np.ndarray, box: list[float]) -> list[float]:
                 depth += n * is_inside * min(l / 2 - abs(u), w / 2 - abs(v))
     counts = [log1p(inside), log1p(around), log1p(high_inside)]
     if not seen:
-        return [*counts, *[0.0] * 11]
+        return [*counts, *[0.0] * 18]
     U, V, T = np.array(seen).T
     su, sv = U.std(), V.std()
+    # the same in axes that point away from the sensor
+    a = 1 if x * cos(yaw) + y * sin(yaw) >= 0 else -1
+    b = 1 if y * cos(yaw) - x * sin(yaw) >= 0 else -1
+    skew = (U * V).mean() / (su * sv + 0.05)
+    away = [(a * U).max() - l / 2, (-a * U).max() - l / 2]
+    aside = [(b * V).max() - w / 2, (-b * V).max() - w / 2]
     return [
         *counts,
         *(U.max() - l / 2, (-U).max() - l / 2, V.max() - w / 2, (-V).max() - w / 2),
         T.max() - h / 2,
         *(U.mean() / l, V.mean() / w, log((su + 0.05) / l), log((sv + 0.05) / w)),
-        (U * V).mean() / (su * sv + 0.05),
-        depth / max(high_inside, 1e-6),
+        *(skew, depth / max(high_inside, 1e-6)),
+        *(*away, *aside, a * U.mean() / l, b * V.mean() / w, a * b * skew),
     ]
 
 
@@ -110,6 +116,28 @@ def test_a_shifted_box_sees_points_beyond_its_side() -> None:
     assert float(front[1] - front[0]) == pytest.approx(-0.5, abs=0.4)
     assert float(back[1] - back[0]) == pytest.approx(0.5, abs=0.4)
     assert float(found["points all sweeps, mean along"][1]) < -0.05
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_the_far_end_is_the_same_from_every_direction(mirrored: bool) -> None:
+    """A box and its points, a quarter turn around the sensor, with its heading reversed."""
+    box = BOXES[0]
+    cloud = shell(box)
+    cloud = cloud[cloud[:, 0] < box[0]]  # what the sensor sees
+    turned, other = cloud.clone(), [*box]
+    turned[:, 0], turned[:, 1] = -cloud[:, 1], cloud[:, 0]
+    other[0], other[1], other[6] = -box[1], box[0], box[6] + pi / 2 + pi
+    if mirrored:
+        turned[:, 0], other[0], other[6] = -turned[:, 0], -other[0], pi - other[6]
+    names = ("far end", "near end", "far side", "near side", "mean away", "mean aside")
+    one, two = (
+        point_signals(maps_of([points]), torch.tensor([b]), torch.zeros(1).long(), CONFIG)
+        for points, b in ((cloud, box), (turned, other))
+    )
+    for name in (f"points all sweeps, {n}" for n in names):
+        assert float(one[name]) == pytest.approx(float(two[name]), abs=0.25), name
+    assert float(one["points all sweeps, far end"]) < -1.0  # no points there
+    assert abs(float(one["points all sweeps, near end"])) < 0.4
 
 
 def test_frames_do_not_mix_and_nothing_is_required() -> None:

@@ -27,6 +27,7 @@ _SWEEPS = ("all sweeps", "newest")
 _NAMES = (
     *("inside", "around", "above ground", "front", "back", "left", "right", "top"),
     *("mean along", "mean across", "spread along", "spread across", "skew", "depth"),
+    *("far end", "near end", "far side", "near side", "mean away", "mean aside", "skew away"),
 )
 
 
@@ -56,7 +57,9 @@ def point_signals(maps: Tensor, boxes: Tensor, frame: Tensor, config: Config) ->
 
     frame: (m,) the frame of each box. Numbers of points are logarithms; front, back, left, right
     and top say how far the points go beyond the side, in metres, negative if they end before it;
-    means and spreads are relative to the box; depth is how deep points lie inside it.
+    means and spreads are relative to the box; depth is how deep points lie inside it. The last
+    seven are the same with axes that point away from the sensor: it sees the near side of an
+    object, which may be the front or the back of the box.
     """
     if not len(boxes):
         return {f"points {s}, {n}": boxes.new_zeros(0) for s in _SWEEPS for n in _NAMES}
@@ -88,11 +91,30 @@ def point_signals(maps: Tensor, boxes: Tensor, frame: Tensor, config: Config) ->
         *_moments(seen, u, v, l, w),
         (depth * n_both).sum((2, 3)) / n_both.sum((2, 3)).clamp(min=1e-6),
     ]
+    columns += _away_from_sensor(columns, boxes.float())
     return {
         f"points {sweeps}, {name}": column[i]
         for i, sweeps in enumerate(_SWEEPS)
         for name, column in zip(_NAMES, columns)
     }
+
+
+def _away_from_sensor(columns: list[Tensor], boxes: Tensor) -> list[Tensor]:
+    """Return extents, means and skew (2, m) of all columns, with the far end of the box first."""
+    front, back, left, right = columns[3:7]
+    along, across, skew = columns[8], columns[9], columns[12]
+    x, y, yaw = boxes[:, 0], boxes[:, 1], boxes[:, 6]
+    front_is_far = x * yaw.cos() + y * yaw.sin() >= 0
+    left_is_far = y * yaw.cos() - x * yaw.sin() >= 0
+    return [
+        torch.where(front_is_far, front, back),
+        torch.where(front_is_far, back, front),
+        torch.where(left_is_far, left, right),
+        torch.where(left_is_far, right, left),
+        torch.where(front_is_far, along, -along),
+        torch.where(left_is_far, across, -across),
+        torch.where(front_is_far == left_is_far, skew, -skew),
+    ]
 
 
 def _extents(at: Tensor, seen: Tensor, side: Tensor) -> tuple[Tensor, Tensor]:
