@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from boxcov import BoxcovError, Detections
-from boxcov.canvas import BACKGROUND, HIGH, LOW, SIDE, draw_from_above, draw_image
+from boxcov.canvas import BACKGROUND, HIGH, LOW, SIDE, draw_from_above, draw_image, reach_of
 from helpers.export_boxes import in_image, in_space, with_error_model
 
 
@@ -95,3 +95,7 @@ def test_infinite_regions_and_far_boxes_are_drawn() -> None:
 def test_boxes_of_other_fields_are_refused() -> None:
     with pytest.raises(BoxcovError, match="this picture takes boxes of x1 y1 x2 y2"):
         draw_image(in_space(1), np.zeros((30, 40, 3), np.uint8))
+
+
+def test_a_view_holds_most_points() -> None:
+    assert reach_of(np.array([[3.0, -44.0], [1.0, 2.0]])) == 50.0

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from boxcov.data.coco.images import to_pixels
 from boxcov.outlines import background_of
 
 
@@ -37,3 +38,12 @@ def test_points_and_images_are_recognised(inputs: object, shape: tuple[int, ...]
 )
 def test_other_inputs_have_no_background(inputs: object) -> None:
     assert background_of(inputs) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "pixel"),
+    [((7.0, 0.0, 255.0), [255, 0, 7]), ((1.0, 0.0, 0.2), [255, 0, 51])],
+)
+def test_images_are_red_green_and_blue(values: tuple[float, ...], pixel: list[int]) -> None:
+    """Inputs up to 255 are blue, green and red, those up to 1 red, green and blue."""
+    assert to_pixels(torch.tensor(values).reshape(3, 1, 1)).tolist() == [[pixel]]

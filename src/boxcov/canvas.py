@@ -77,11 +77,7 @@ def draw_from_above(found: Detections, points: Array, reach: float | None = None
 
 
 def reach_of(points: Array) -> float:
-    """Return the metres, in tens, within which 98 of 100 points lie.
-
-    >>> reach_of(np.array([[3.0, -44.0], [1.0, 2.0]]))
-    50.0
-    """
+    """Return the metres, in tens, within which 98 of 100 points lie."""
     if not len(points):
         return 50.0
     return float(np.ceil(np.quantile(np.abs(points[:, :2]).max(1), 0.98) / 10 + 1e-9) * 10)

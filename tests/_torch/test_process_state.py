@@ -14,7 +14,7 @@ import torch
 
 from boxcov import MCI, BoxcovError, ExactGLM, fit
 from boxcov._torch.modules import fingerprint
-from boxcov._torch.process_state import ProcessLock
+from boxcov._torch.process_state import ProcessLock, seeded
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.evaluate.matching import match
@@ -102,3 +102,12 @@ def test_a_label_is_never_that_of_another_class(label) -> None:
             classes=("car",),
             uncertainty=np.ones(1),
         )
+
+
+def test_seeded_numbers_repeat_and_leave_the_others() -> None:
+    before, drawn = torch.get_rng_state(), []
+    for _ in range(2):
+        with seeded(3):
+            drawn.append(torch.rand(2))
+    assert torch.equal(*drawn)
+    assert torch.equal(before, torch.get_rng_state())

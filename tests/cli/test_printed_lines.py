@@ -9,7 +9,6 @@ import pytest
 
 from boxcov.cli import calibrate, command, demo, evaluate, predict, train
 from boxcov.pipeline import bench, stream
-from boxcov.pipeline.options import EstimatorOptions
 from boxcov.pipeline.options.option import Interval
 
 
@@ -76,8 +75,3 @@ def test_values_are_numbers_or_words() -> None:
     assert number is not None
     assert either is not None
     assert (number("7"), either("auto"), command._parser(str)) == (7, "auto", None)
-
-
-def test_options_that_are_given_stay_as_they_are() -> None:
-    assert EstimatorOptions().as_calibrated("mcglm", 20).samples == 20
-    assert EstimatorOptions("mcglm").as_calibrated("exact", None).method == "mcglm"

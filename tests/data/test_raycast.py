@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from boxcov.data.simulated import sweeps
-from boxcov.data.simulated.raycast import Fan, Prisms, cast
+from boxcov.data.simulated.raycast import Fan, Prisms, cast, visible_columns
 from boxcov.data.simulated.rng import make_rng
 
 
@@ -164,3 +164,11 @@ def test_beams_meet_undulating_ground_on_its_surface():
     distance, angle = sweeps.ground_distance(fan, waves), fan.angles()[..., None]
     x, y, z = 5 + distance * angle.cos(), 3 + distance * angle.sin(), 0.1 + distance * fan.tangents
     torch.testing.assert_close(sweeps.ground_height(waves, x, y), z, atol=2e-3, rtol=0)
+
+
+def test_a_wall_is_seen_in_the_columns_that_it_covers() -> None:
+    one = torch.ones(1, 1)
+    wall = (10 * one, 0 * one, 0 * one, 1e-3 * one, 1.6 * one)
+    fan = Fan(torch.zeros(1, 3), torch.zeros(1), torch.tensor([0.1]), columns=360)
+    first, count = visible_columns(fan, wall, reach=70.0)
+    assert (int(first), int(count)) == (-9, 19)

@@ -9,7 +9,7 @@ import torch
 
 from boxcov import Selection
 from boxcov.data import shapes
-from boxcov.detectors import signals
+from boxcov.detectors import scores, signals
 from boxcov.detectors.tiny import TinyCenter
 from helpers.centerpoint_cases import cloud, detector_of, pillar_config
 from helpers.signal_cases import assert_equal, assert_promises, slow_window
@@ -153,3 +153,11 @@ def test_centerpoint_occupancy_and_heading() -> None:
     assert found["occupied 1 m"][0].item() == pytest.approx(log(2))
     rot = raw["tasks"][selection.where.task[0]]["rot"][0, :, row, column]
     assert found["heading length"][0].item() == pytest.approx(log(rot.norm().item()), abs=1e-4)
+
+
+def test_logits_of_softmax_scores_and_of_logarithms() -> None:
+    logits = torch.tensor([[1.0, 0.0, -2.0]]).double()
+    p = logits.softmax(1)[0, 1]
+    odds = (p / (1 - p)).log()
+    torch.testing.assert_close(scores.softmax_logit(logits, torch.tensor([1]))[0], odds)
+    torch.testing.assert_close(scores.logit_of_log(p.log()), odds)

@@ -6,7 +6,7 @@ import torch
 from boxcov import BoxcovError
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.detectors.training import Recipe, _order, train
+from boxcov.detectors.training import Recipe, _order, rate_at, train
 
 FRAMES = list(shapes.frames(count=10))
 RECIPE = Recipe(steps=8, batch=4, seed=3)
@@ -67,3 +67,8 @@ def test_bad_input(tmp_path) -> None:
             [(inputs * float("nan"), targets) for inputs, targets in FRAMES],
             RECIPE,
         )
+
+
+def test_the_rate_rises_then_falls() -> None:
+    recipe = Recipe(steps=101, rate=1.0)
+    assert [round(rate_at(step, recipe), 3) for step in (0, 30, 100)] == [0.1, 1.0, 0.0]

@@ -12,6 +12,7 @@ from boxcov import BoxcovError, FitOptions, fit
 from boxcov.data import batched, shapes
 from boxcov.detectors.centerpoint.loss import box_losses, heat_losses
 from boxcov.detectors.tiny import TinyCenter
+from boxcov.kfac.losses import most_frames
 from helpers.centerpoint_cases import cloud, detector_of, pillar_config, target, task_targets
 from helpers.nets import NetDetector
 from oracles.dense import relative
@@ -146,3 +147,10 @@ def test_weights_undo_the_normaliser_of_one_task() -> None:
     assert posterior.loss == pytest.approx(
         float((losses.detach() * torch.tensor([2.0, 4.0])).mean()), rel=1e-5
     )
+
+
+def test_frames_are_counted_where_the_inputs_tell() -> None:
+    images, cloud_, other = torch.zeros(4, 3, 8, 8), torch.zeros(900, 5), torch.zeros(4, 2)
+    assert most_frames(images, None) == 4
+    assert most_frames([cloud_], [{}]) == 1
+    assert most_frames([images, other], None) is None  # parts of one input, or frames

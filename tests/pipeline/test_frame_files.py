@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import warnings
+from io import StringIO
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,7 @@ from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.detectors.torchvision import TorchvisionDetector
 from boxcov.detectors.transformers.detector import QueryDetector
 from boxcov.detectors.ultralytics import Yolo
-from boxcov.pipeline.frame_files import FrameReader, scale_boxes
+from boxcov.pipeline.frame_files import FrameReader, paths_from_lines, scale_boxes
 from boxcov.pipeline.options import FileOptions
 from helpers.error_models import make_error_model
 
@@ -85,3 +86,8 @@ def test_everything_in_pixels_is_scaled() -> None:
         assert torch.equal(getattr(scaled, name), 4 * getattr(found, name)), name
     for name in ("scores", "risk", "score_variance"):
         assert torch.equal(getattr(scaled, name), getattr(found, name)), name
+
+
+def test_paths_come_one_per_line() -> None:
+    lines = StringIO("a.bin\n\nb.bin\n")
+    assert [str(path) for path in paths_from_lines(lines)] == ["a.bin", "b.bin"]

@@ -13,6 +13,7 @@ from boxcov.pipeline.frames import (
     load_frames,
     load_labelled_frames,
     source_of_detections,
+    split_image_size,
 )
 from boxcov.pipeline.options import DataOptions, PredictedData
 from helpers.data_roots import VERSION, edited, kitti_root, nuscenes_root
@@ -70,3 +71,8 @@ def test_boxes_are_compared_with_images_of_their_size() -> None:
     with pytest.raises(BoxcovError, match=r"does not state the size .* coco:new@640"):
         source_of_detections(path, {}, PredictedData("coco:new"))
     assert source_of_detections(path, {}, PredictedData("coco:new@64")).data == "coco:new@64"
+
+
+def test_the_image_size_is_what_follows_the_last_at() -> None:
+    assert split_image_size("data/coco") == ("data/coco", "")
+    assert split_image_size("data@home/coco@640") == ("data@home/coco", "640")

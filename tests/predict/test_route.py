@@ -14,7 +14,14 @@ from boxcov import GLM, MCGLM, MCI, BoxcovWarning, ExactGLM, fit
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.predict import exact, mcglm
 from boxcov.predict.linearize import short_way
-from boxcov.predict.route import State, Verdict, judge_boxes, judge_weights, rounding_tolerance
+from boxcov.predict.route import (
+    State,
+    Verdict,
+    Verification,
+    judge_boxes,
+    judge_weights,
+    rounding_tolerance,
+)
 from oracles.dense import relative
 
 MANY = torch.full((12,), 1e-6)
@@ -190,3 +197,13 @@ def test_tf32_needs_the_tolerance_of_half_precision(is_cuda: bool, tf32: bool) -
     expected = 0.0625 if is_cuda and tf32 else 0.01
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=tf32):
         assert rounding_tolerance([weight]) == pytest.approx(expected)
+
+
+def test_an_engine_is_verified_for_the_kinds_that_it_saw() -> None:
+    stages = Verification()
+    assert stages.state is State.UNVERIFIED
+    stages.accept({0, 1})
+    assert stages.covers({0})
+    assert not stages.covers({0, 2})
+    stages.refuse()
+    assert not stages.covers({0})

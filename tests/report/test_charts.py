@@ -19,7 +19,7 @@ from boxcov.report.charts import (
     threshold_charts,
 )
 from boxcov.report.study import Method, Study
-from boxcov.report.svg import draw_bar_chart, draw_line_chart, legend
+from boxcov.report.svg import decades, draw_bar_chart, draw_line_chart, legend, style_class
 from helpers.studies import calibrated_records, random_records, random_study
 
 
@@ -124,3 +124,11 @@ def test_the_legend_names_every_method_and_the_diagonal() -> None:
     charts = [LineChart("a", "x", [line, replace(line, name="exact")], with_diagonal=True)]
     assert legend([*charts, *charts]).count("<li>") == 3
     assert "<i>" not in legend(charts)
+
+
+def test_axes_reach_the_next_powers_of_ten() -> None:
+    assert [decades(v) for v in ([14.0, 600.0], [10.0], [np.nan])] == [(0, 3), (0, 1), (0, 1)]
+
+
+def test_colours_repeat_with_other_dashes() -> None:
+    assert [style_class(number) for number in (1, 9)] == ["c1 d0", "c1 d1"]

@@ -37,12 +37,6 @@ def seeded(seed: int, devices: Sequence[torch.device] = ()) -> Iterator[None]:
     """Seed torch's random numbers for a block, and restore their state afterwards.
 
     One thread at a time: the generator is shared by all threads.
-
-    >>> with seeded(3):
-    ...     first = torch.rand(2)
-    >>> with seeded(3):
-    ...     torch.equal(first, torch.rand(2))
-    True
     """
     with _SEED_LOCK, torch.random.fork_rng(devices=list(devices)):
         torch.default_generator.manual_seed(seed)

@@ -85,14 +85,7 @@ def covariance_meta(detections: Detections, fields: Sequence[str], frame: str) -
 
 
 def covariance_rows(found: Detections) -> list[Row]:
-    """Return what a file says about the uncertainty of each box; empty rows if it has none.
-
-    >>> from torch import ones, zeros
-    >>> C = 2 * ones(1, 1, 1)
-    >>> box = Detections(ones(1, 1), ones(1), zeros(1), zeros(1), ("x",), ("car",), C)
-    >>> covariance_rows(box)
-    [{'covariance': [2.0], 'uncertainty': 2.0}]
-    """
+    """Return what a file says about the uncertainty of each box; empty rows if it has none."""
     rows: list[Row] = [{} for _ in range(len(found))]
     if found.covariance is not None:
         for row, numbers in zip(rows, nine_digits(found.covariance.flatten(1))):

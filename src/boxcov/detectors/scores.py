@@ -10,20 +10,11 @@ def softmax_logit(logits: Tensor, number: Tensor) -> Tensor:
     """Return the logit (m,) of each row's softmax score of class ``number`` (m,).
 
     logits: (m, n) of all classes.
-
-    >>> logits = torch.tensor([[1.0, 0.0, -2.0]])
-    >>> p = logits.softmax(1)[0, 1]
-    >>> bool((softmax_logit(logits, torch.tensor([1])) - (p / (1 - p)).log()).abs() < 1e-6)
-    True
     """
     rest = logits.scatter(1, number.unsqueeze(1), -torch.inf).logsumexp(1)
     return logits.gather(1, number.unsqueeze(1))[:, 0] - rest
 
 
 def logit_of_log(log_p: Tensor) -> Tensor:
-    """Return the logit of a probability, given its logarithm.
-
-    >>> logit_of_log(torch.tensor(0.5).log())
-    tensor(0.)
-    """
+    """Return the logit of a probability, given its logarithm."""
     return log_p - (-torch.expm1(log_p)).log()

@@ -130,11 +130,6 @@ def most_frames(inputs: Any, targets: Any) -> int | None:
 
     It is read from the first dimension of tensors and the length of lists. A list of inputs may
     hold one entry per frame or the parts of one input: it counts only with a list of targets.
-
-    >>> most_frames(torch.zeros(4, 3, 8, 8), None), most_frames([torch.zeros(900, 5)], [{}])
-    (4, 1)
-    >>> most_frames([torch.zeros(4, 3, 8, 8), torch.zeros(4, 2)], None) is None
-    True
     """
     if isinstance(inputs, Mapping):
         known = [value for value in inputs.values() if isinstance(value, (Tensor, list))]

@@ -213,12 +213,7 @@ def scale_boxes(found: Detections, factor: float) -> Detections:
 
 
 def paths_from_lines(lines: TextIO) -> Iterator[Path]:
-    """Yield one path per line as soon as the line is written.
-
-    >>> import io
-    >>> [str(path) for path in paths_from_lines(io.StringIO("a.bin\\n\\nb.bin\\n"))]
-    ['a.bin', 'b.bin']
-    """
+    """Yield one path per line as soon as the line is written."""
     for line in iter(lines.readline, ""):  # iterating over the file itself would read ahead
         if line.strip():
             yield Path(line.strip())

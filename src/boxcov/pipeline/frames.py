@@ -141,11 +141,7 @@ def _nuscenes_version(split: str) -> str:
 
 
 def split_image_size(where: str) -> tuple[str, str]:
-    """Return the folder of the images and their size as given: pixels, "whole" or nothing.
-
-    >>> split_image_size("data/coco"), split_image_size("data@home/coco@640")
-    (('data/coco', ''), ('data@home/coco', '640'))
-    """
+    """Return the folder of the images and their size as given: pixels, "whole" or nothing."""
     root, _, size = where.rpartition("@")
     return (root, size) if root and (size == "whole" or size.isdecimal()) else (where, "")
 

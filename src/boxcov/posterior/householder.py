@@ -95,11 +95,7 @@ def pack(vectors: Tensor, values: Tensor, rest: Tensor, exact: int) -> PackedFac
 
 
 def count_numbers(size: int, start: int, stop: int) -> int:
-    """Return how many numbers the reflections from ``start`` to ``stop`` have.
-
-    >>> count_numbers(4, 0, 2), count_numbers(4, 2, 4)
-    (5, 1)
-    """
+    """Return how many numbers the reflections from ``start`` to ``stop`` have."""
     return (stop - start) * (2 * size - start - stop - 1) // 2
 
 

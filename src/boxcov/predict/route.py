@@ -128,13 +128,7 @@ class State(Enum):
 
 
 class Verification:
-    """State of one engine, and the subjects (kinds of boxes, weights, graphs) it was verified for.
-
-    >>> stages = Verification()
-    >>> stages.accept({0, 1})
-    >>> stages.state.value, stages.covers({0}), stages.covers({0, 2})
-    ('verified', True, False)
-    """
+    """State of one engine, and the subjects (kinds of boxes, weights, graphs) that it covers."""
 
     def __init__(self) -> None:
         self.state = State.UNVERIFIED

@@ -181,11 +181,7 @@ def runtime_row(name: str, found: Detections) -> dict[str, Any]:
 
 
 def thin_points(points: Array, count: int) -> Array:
-    """Return at most ``count`` of the points (p, ...), evenly spaced in the list.
-
-    >>> thin_points(np.arange(20.0).reshape(10, 2), 3)[:, 0].tolist()
-    [0.0, 8.0, 18.0]
-    """
+    """Return at most ``count`` of the points (p, ...), evenly spaced in the list."""
     if len(points) <= count:
         return points
     return points[np.linspace(0, len(points) - 1, count).astype(int)]

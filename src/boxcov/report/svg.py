@@ -17,11 +17,7 @@ BAR_WIDTH, NAME_WIDTH = 680, 190
 
 
 def style_class(number: int) -> str:
-    """Return the CSS classes of the n-th method: a colour, then a dash once colours repeat.
-
-    >>> style_class(1), style_class(9)
-    ('c1 d0', 'c1 d1')
-    """
+    """Return the CSS classes of the n-th method: a colour, then a dash once colours repeat."""
     return f"c{number % COLOURS} d{number // COLOURS % 3}"
 
 
@@ -87,11 +83,7 @@ def draw_bar_chart(chart: BarChart) -> str:
 
 
 def decades(values: Sequence[float]) -> tuple[int, int]:
-    """Return the powers of ten around positive values; the lowest bar is a fifth of a decade long.
-
-    >>> decades([14.0, 600.0]), decades([10.0]), decades([float("nan")])
-    ((0, 3), (0, 1), (0, 1))
-    """
+    """Return the powers of ten around positive values, at least a fifth of a decade below."""
     logs = [np.log10(value) for value in values if value > 0 and np.isfinite(value)]
     if not logs:
         return 0, 1

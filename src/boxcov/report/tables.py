@@ -50,9 +50,6 @@ def html_table(
 
     groups: a line above the head, as texts and the number of columns each spans.
     quiet: numbers of rows to show in smaller type.
-
-    >>> "<td>&lt;b&gt;<small>0 to 1</small></td>" in html_table([], [["", ("<b>", "0 to 1")]])
-    True
     """
     spans = "".join(
         f'<th colspan="{width}" scope="colgroup">{escape(text)}</th>' for text, width in groups
@@ -119,11 +116,7 @@ def _percent(share: float) -> str:
 
 
 def format_rate(value: float) -> str:
-    """Return two decimals, or fewer digits for large values.
-
-    >>> format_rate(0.615), format_rate(-3.14159), format_rate(12345.6)
-    ('0.61', '-3.14', '12,346')
-    """
+    """Return two decimals, or fewer digits for large values."""
     return f"{value:.2f}" if abs(value) < 100 else format_value(value)
 
 

@@ -25,12 +25,7 @@ CENTIMETRES = 100  # points are stored in whole centimetres: two bytes per coord
 
 
 class Blobs:
-    """Arrays as base64 text; equal arrays, such as the boxes of two methods, are stored once.
-
-    >>> blobs = Blobs()
-    >>> [blobs.add(array, "<f4") for array in (np.zeros(3), np.ones(3), np.zeros(3))]
-    [0, 1, 0]
-    """
+    """Arrays as base64 text; equal arrays, such as the boxes of two methods, are stored once."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}

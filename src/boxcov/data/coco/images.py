@@ -59,13 +59,6 @@ def to_pixels(image: Any) -> Any:
     image: (3, h, w) or (1, 3, h, w), either blue, green, red up to 255, as the frames of boxcov, or
         red, green, blue up to 1, as those of torchvision; grey (1, h, w); or bytes (h, w, 3), as
         they are.
-
-    >>> to_pixels(torch.tensor([7.0, 0.0, 255.0]).reshape(3, 1, 1)).tolist()
-    [[[255, 0, 7]]]
-    >>> to_pixels(torch.tensor([1.0, 0.0, 0.2]).reshape(1, 3, 1, 1)).tolist()
-    [[[255, 0, 51]]]
-    >>> to_pixels(torch.randn(3, 8, 8)) is None
-    True
     """
     if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.shape[-1] == 3:
         return image

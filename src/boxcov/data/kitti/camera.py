@@ -100,10 +100,6 @@ def image_boxes(rows: Tensor, P2: Tensor, width: int, height: int) -> Tensor:
     """Return the projections (m, 4) left top right bottom of camera boxes (m, 7).
 
     Only corners in front of the camera count; a box without any has zeros.
-
-    >>> P2 = torch.tensor([[700.0, 0, 600, 0], [0, 700, 180, 0], [0, 0, 1, 0]]).double()
-    >>> image_boxes(torch.tensor([[2.0, 2.0, 2.0, 0.0, 1.0, 11.0, 0.0]]).double(), P2, 1242, 375)
-    tensor([[530., 110., 670., 250.]], dtype=torch.float64)
     """
     h, w, l = (size[:, None] for size in rows[:, :3].unbind(1))
     cos, sin = rows[:, 6:].cos(), rows[:, 6:].sin()

@@ -101,11 +101,6 @@ def visible_columns(fan: Fan, outlines: Sequence[Tensor], reach: float) -> tuple
     """Return the first column in which each oriented rectangle (V, M) is seen, and their number.
 
     outlines: x, y, yaw, half of the length along the yaw and half of the width, (V, M) each.
-
-    >>> one = torch.ones(1, 1)
-    >>> fan = Fan(torch.zeros(1, 3), torch.zeros(1), torch.tensor([0.1]), columns=360)
-    >>> visible_columns(fan, (10 * one, 0 * one, 0 * one, 1e-3 * one, 1.6 * one), reach=70.0)
-    (tensor([[-9]]), tensor([[19]]))
     """
     x, y, yaw, half_length, half_width = outlines
     dx, dy = x - fan.origins[:, :1], y - fan.origins[:, 1:2]

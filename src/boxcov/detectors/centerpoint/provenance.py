@@ -63,9 +63,6 @@ def is_legacy(about: Mapping[str, Any], point_features: int | None, path: Path) 
     Raise if nothing in the file decides.
 
     about: the meta data. point_features: inputs of the pillar encoder's first layer.
-
-    >>> is_legacy({"mmdet3d_version": "0.17.1"}, None, Path("x.pth"))
-    (True, 'mmdet3d_version 0.17.1 in the meta data')
     """
     version, date = about.get("mmdet3d_version"), _date(about, path)
     numbers = [int(part) for part in re.findall(r"\d+", str(version or ""))[:2]]

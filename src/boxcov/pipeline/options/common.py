@@ -22,11 +22,7 @@ PointLayout = Literal["nuscenes", "kitti", "plain"]
 
 @dataclass(frozen=True, kw_only=True)
 class DetectorOptions(Options):
-    """Which detector, and what its checkpoint does not tell.
-
-    >>> DetectorOptions(detector="centerpoint:x.pth", config="voxel01").detector_meta
-    {'detector': 'centerpoint:x.pth', 'config': 'voxel01'}
-    """
+    """Which detector, and what its checkpoint does not tell."""
 
     detector: str = option(
         "centerpoint:small",
@@ -74,11 +70,7 @@ class DataOptions(Options):
 
     @property
     def more_frames(self) -> str:
-        """What a message advises if the frames are too few.
-
-        >>> DataOptions("python:mine.py:frames").more_frames
-        'more labelled frames than this split has'
-        """
+        """What a message advises if the frames are too few."""
         if self.count is None and not self.data.startswith("simulated"):
             return "more labelled frames than this split has"
         return "more frames with --count"
@@ -175,11 +167,7 @@ class EstimatorOptions(Options):
             raise BoxcovError(f"{self.posterior}: no such file: write a posterior with boxcov fit")
 
     def for_detector(self, detector: str) -> EstimatorOptions:
-        """Return the options with the posterior in the package, if none is given and it fits.
-
-        >>> EstimatorOptions("exact").for_detector("centerpoint:small").posterior
-        PosixPath('small')
-        """
+        """Return the options with the posterior in the package, if none is given and it fits."""
         if self.posterior is not None or self.method in ("nms", "mci"):
             return self
         user = f"the method {self.method or 'exact'}"

@@ -43,12 +43,7 @@ class Setting(DetectorOptions):
 
     @staticmethod
     def from_options(options: ReproduceCommand) -> Setting:
-        """Fill in what the command line leaves open.
-
-        >>> from pathlib import Path
-        >>> Setting.from_options(ReproduceCommand(out=Path("r"))) == Setting()
-        True
-        """
+        """Fill in what the command line leaves open."""
         test = options.test or options.data
         sizes = {"count": 12, "test_count": 2, "slow": 2, "shift_count": 1} if options.quick else {}
         defaults: dict[str, Any] = {**sizes, "test": test, "test_split": default_test_split(test)}

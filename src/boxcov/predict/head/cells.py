@@ -208,13 +208,6 @@ def group_in_blocks(kind: Tensor, kinds: int, size: int = 16) -> Group:
     """One group of rows of ``size`` boxes of one kind, with little padding.
 
     Its shape does not depend on the kinds of the m boxes, as a static graph requires.
-
-    >>> group = group_in_blocks(torch.tensor([1, 0, 1, 1]), kinds=2, size=2)
-    >>> group.kinds, group.members
-    (tensor([0, 1, 1, 1]), tensor([[1, 4],
-            [0, 2],
-            [3, 4],
-            [4, 4]]))
     """
     m = len(kind)
     boxes = torch.arange(m, device=kind.device)

@@ -1,0 +1,37 @@
+"""Options: what they fill in, and what files and messages take from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from boxcov.pipeline.options import (
+    DataOptions,
+    DetectorOptions,
+    EstimatorOptions,
+    ReproduceCommand,
+)
+from boxcov.pipeline.reproduce.plan import Setting
+
+
+def test_the_method_is_that_of_the_calibration() -> None:
+    assert EstimatorOptions().as_calibrated("mcglm", 20).samples == 20
+    assert EstimatorOptions("mcglm").as_calibrated("exact", None).method == "mcglm"
+
+
+def test_the_shipped_posterior_is_that_of_the_shipped_detector() -> None:
+    filled = EstimatorOptions("exact").for_detector("centerpoint:small")
+    assert filled.posterior == Path("small")
+
+
+def test_files_state_what_was_given_about_the_detector() -> None:
+    options = DetectorOptions(detector="centerpoint:x.pth", config="voxel01")
+    assert options.detector_meta == {"detector": "centerpoint:x.pth", "config": "voxel01"}
+
+
+def test_advice_for_too_few_frames() -> None:
+    assert DataOptions("python:mine.py:frames").more_frames.startswith("more labelled frames")
+    assert DataOptions("python:mine.py:frames", count=3).more_frames.endswith("--count")
+
+
+def test_a_reproduction_without_options_is_the_default() -> None:
+    assert Setting.from_options(ReproduceCommand(out=Path("r"))) == Setting()
