@@ -20,11 +20,6 @@ def select_covariance(detections: Detections, kind: CovarianceKind = "predictive
 
     The default is the covariance of the errors, because that is what a reader of an exported file
     expects. The epistemic covariance must be requested.
-
-    >>> from torch import eye, ones, zeros
-    >>> box = Detections(ones(1, 1), ones(1), zeros(1), zeros(1), ("x",), ("car",), eye(1)[None])
-    >>> select_covariance(box, "epistemic").tolist()
-    [[[1.0]]]
     """
     if kind not in ("predictive", "epistemic"):
         raise BoxcovError(f"covariance must be predictive or epistemic, got {kind!r}")
@@ -59,14 +54,7 @@ def select_covariance(detections: Detections, kind: CovarianceKind = "predictive
 
 
 def check_known(C: Tensor, fields: Sequence[str], way_out: str) -> None:
-    """Raise if a predictive covariance (m, f, f) of ``fields`` is NaN, and say why.
-
-    >>> from torch import nan, tensor
-    >>> check_known(tensor([[[1.0, nan], [nan, nan]]]), ("x", "vx"), "leave it out")
-    Traceback (most recent call last):
-    ...
-    boxcov.errors.BoxcovError: the predictive covariance of vx is NaN: the calibration frames ...
-    """
+    """Raise if a predictive covariance (m, f, f) of ``fields`` is NaN, and say why."""
     is_unknown = C.diagonal(dim1=1, dim2=2).isnan().any(0).tolist()
     unknown = [name for name, is_nan in zip(fields, is_unknown) if is_nan]
     if unknown:

@@ -39,11 +39,6 @@ def trace(
     Derivatives and loops inside (``jvp``, ``vmap``, ``autograd.grad``) are written out, constants
     are computed. may_read: where ``run`` reads values, the graph holds those of these inputs;
     otherwise that is an error.
-
-    >>> slope = lambda x: (torch.func.jvp(torch.sin, (x,), (torch.ones(3),))[1],)
-    >>> graph = trace(slope, torch.zeros(3))
-    >>> graph(torch.zeros(3))
-    (tensor([1., 1., 1.]),)
     """
     options: Any = {"tracing_mode": "real", "_allow_non_fake_inputs": True}
     options["_error_on_data_dependent_ops"] = not may_read

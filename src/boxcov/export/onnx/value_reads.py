@@ -27,12 +27,6 @@ def find_value_reads(
 
     Each line of code appears once, as "file:number in function: code", and after it the hint for
     the function that it was called by, if there is one.
-
-    >>> x = torch.tensor([1.0, -1.0])
-    >>> with find_value_reads([x]) as lines:
-    ...     positive, constant = x[x > 0], torch.arange(3).nonzero()
-    >>> len(lines)
-    1
     """
     operations = _Operations(inputs, hints or {})
     with _Conversions(operations), operations:
