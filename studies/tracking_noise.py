@@ -97,10 +97,10 @@ def methods(root: Path, drives: list[Drive]) -> dict[str, Noise]:
 def with_class_noise(drives: list[Drive], noise: Noise) -> Noise:
     """Return an error model's R: the variance of its distribution plus a residual by class.
 
-    ``predictive`` holds one residual for all classes. Here it is what the variance lacks of the
-    mean square error of the class on the drives tune. The error of a velocity is a mixture, nearly
-    0 or that of a moving object taken for a standing one, which no Gaussian holds: R of the
-    velocity is the mean square of the class for every method.
+    Instead of the noise that ``predictive`` holds, which was one for all classes when this was
+    written, it is what the variance lacks of the mean square error of the class on the drives tune.
+    The error of a velocity is a mixture, nearly 0 or that of a moving object taken for a standing
+    one, which no Gaussian holds: R of the velocity is the mean square of the class in all methods.
     """
 
     def bare(found: Detections) -> Detections:
