@@ -61,7 +61,7 @@ def clipped_sides(fields: Sequence[str], boxes: Tensor, variances: Tensor) -> Te
     return torch.stack([by_name.get(name, other) for name in fields], 1)
 
 
-def log_variances(fields: Sequence[str], variances: Tensor, clipped: Tensor) -> Tensor:
+def log_variances(fields: Sequence[str], variances: Tensor, clipped: Tensor | None) -> Tensor:
     """Return the logs (m, D) of variances; clipped sides have the mean log of the box's other ones.
 
     So a clipped side does not stand out; 0 for a box whose sides are all clipped.
@@ -71,7 +71,7 @@ def log_variances(fields: Sequence[str], variances: Tensor, clipped: Tensor) -> 
     tensor([[0., 0., 0., 0.]])
     """
     logs = variances.clamp(min=MIN_VARIANCE).log()
-    if not has_layout(fields, IMAGE):
+    if clipped is None or not has_layout(fields, IMAGE):
         return logs
     index = columns(fields, IMAGE)
     free = ~clipped[:, index]

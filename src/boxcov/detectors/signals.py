@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -35,6 +36,17 @@ def finite(signals: Signals) -> Signals:
     """Return the signals in float32 or float64, clamped to +-1e6: saturated logits are infinite."""
     columns = torch.stack([at_least_float32(column) for column in signals.values()], 1)
     return dict(zip(signals, columns.clamp(-_LIMIT, _LIMIT).unbind(1)))
+
+
+@lru_cache(maxsize=64)
+@torch.inference_mode(False)
+def constant(values: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return a few whole numbers on the device, copied there once: every frame needs them.
+
+    >>> constant((-1, 0, 1), torch.device("cpu"))
+    tensor([-1,  0,  1])
+    """
+    return torch.tensor(values, device=device)
 
 
 # classes
@@ -77,12 +89,21 @@ def window(
 
     height, width: of the map, or (m, 1) of each box's map.
     """
-    steps = torch.arange(-reach, reach + 1, device=row.device)
-    down, right = (t.flatten() for t in torch.meshgrid(steps, steps, indexing="ij"))
-    rows, columns = row[:, None] + down, column[:, None] + right
-    inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
-    rows = rows.clamp(min=0).clamp(max=height - 1)
-    return rows, columns.clamp(min=0).clamp(max=width - 1), inside
+    steps = range(-reach, reach + 1)
+    down = constant(tuple(i for i in steps for _ in steps), row.device)
+    rows, columns = (
+        row[:, None] + down,
+        column[:, None] + constant((*steps,) * len(steps), row.device),
+    )
+    near_rows, near_columns = _clamp(rows, height), _clamp(columns, width)
+    return near_rows, near_columns, (rows == near_rows) & (columns == near_columns)
+
+
+def _clamp(index: Tensor, size: int | Tensor) -> Tensor:
+    """Return the nearest index of a map with this size."""
+    if isinstance(size, int):
+        return index.clamp(0, size - 1)
+    return index.clamp(min=0).minimum(size - 1)
 
 
 @dataclass(frozen=True)

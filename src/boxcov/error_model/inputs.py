@@ -40,7 +40,9 @@ def _report_inputs(found: Detections) -> _Columns:
     score = found.scores.to(torch.float32).clamp(_MIN_SCORE, 1 - _MIN_SCORE)
     inputs = {"score": torch.logit(score)}
     sides = _sides(columns)
-    inputs |= {f"log {name}": side.clamp(min=1e-3).log() for name, side in sides.items()}
+    if sides:
+        logs = torch.stack(list(sides.values())).clamp(min=1e-3).log()
+        inputs |= {f"log {name}": log for name, log in zip(sides, logs)}
     if {"x", "y"} <= columns.keys():
         inputs |= _directions(columns)
     if {"vx", "vy"} <= columns.keys():
@@ -104,15 +106,13 @@ def _sides(columns: _Columns) -> _Columns:
 def _directions(columns: _Columns) -> _Columns:
     """Return range and direction, and the heading relative to the line of sight, as axes."""
     x, y = columns["x"], columns["y"]
-    azimuth = torch.atan2(y, x)
-    found = {
-        "log range": 0.5 * (x.square() + y.square() + 1).log(),
-        "azimuth cos": (2 * azimuth).cos(),
-        "azimuth sin": (2 * azimuth).sin(),
-    }
+    found = {"log range": 0.5 * (x.square() + y.square() + 1).log()}
+    angles = {"azimuth": torch.atan2(y, x)}
     if "yaw" in columns:
-        angle = 2 * (columns["yaw"] - azimuth)
-        found |= {"view cos": angle.cos(), "view sin": angle.sin()}
+        angles["view"] = columns["yaw"] - angles["azimuth"]
+    twice = 2 * torch.stack(list(angles.values()))
+    for name, cos, sin in zip(angles, twice.cos(), twice.sin()):
+        found |= {f"{name} cos": cos, f"{name} sin": sin}
     return found
 
 
@@ -124,33 +124,34 @@ def _neighbours(found: Detections, columns: _Columns, sides: list[Tensor]) -> _C
         x, y = columns["x"], columns["y"]
     else:
         return {}
+    names = ("nearest box", "nearest of class", "boxes in frame", "scores nearby")
+    if not len(found):
+        return dict.fromkeys(names, x)
     # in sides of an image box itself, so that near and far objects compare
-    unit = torch.stack(sides, 1).clamp(min=1.0).prod(1).sqrt() if "x1" in columns else None
+    area = torch.stack(sides, 1).clamp(min=1.0).prod(1) if "x1" in columns else None
     number, scores = torch.arange(len(found), device=x.device), found.scores.to(torch.float32)
 
     def nearby(rows: slice) -> Tensor:
         """The four columns (4, r) of some boxes, compared with all m."""
-        distance = ((x[rows, None] - x).square() + (y[rows, None] - y).square()).sqrt()  # (r, m)
-        distance = distance if unit is None else distance / unit[rows, None]
-        same_frame = found.frame[rows, None] == found.frame[None]
+        across, along = x[rows, None] - x, y[rows, None] - y
+        square = torch.addcmul(across.square(), along, along)  # (r, m) of the distance
+        square = square if area is None else square / area[rows, None]
+        same_frame = found.frame[rows, None] == found.frame
         other = same_frame & (number[rows, None] != number)
-        distance = distance.masked_fill(~other, _FAR).clamp(0.05, _FAR)
-        same_class = found.labels[rows, None] == found.labels[None]
-        # a column of _FAR, so that a frame without boxes has a minimum
-        far = distance.new_full((len(distance), 1), _FAR)
-        nearest = torch.cat([distance, far], 1).amin(1)
-        nearest_same = torch.cat([distance.masked_fill(~same_class, _FAR), far], 1).amin(1)
-        count = same_frame.sum(1).float().log1p()
-        near = ((distance < _NEAR) * scores[None]).sum(1)
-        return torch.stack([nearest.log(), nearest_same.log(), count, near])
+        square = torch.where(other, square, _FAR**2)
+        same_class = found.labels[rows, None] == found.labels
+        of_class = torch.where(same_class, square, _FAR**2)
+        nearest = torch.stack([square.amin(1), of_class.amin(1)]).clamp(0.05**2, _FAR**2)
+        count = same_frame.sum(1, dtype=torch.float32).log1p()
+        near = ((square < _NEAR**2) * scores).sum(1)
+        return torch.cat([0.5 * nearest.log(), torch.stack([count, near])])
 
     if len(found) <= _MOST:
         parts = [nearby(slice(None))]
     else:
         step = max(_MOST * _MOST // len(found), 1)
         parts = [nearby(slice(i, i + step)) for i in range(0, len(found), step)]
-    names = ("nearest box", "nearest of class", "boxes in frame", "scores nearby")
-    return dict(zip(names, torch.cat(parts, 1)))
+    return dict(zip(names, parts[0] if len(parts) == 1 else torch.cat(parts, 1)))
 
 
 def covariance_inputs(found: Detections) -> _Columns:
@@ -160,11 +161,11 @@ def covariance_inputs(found: Detections) -> _Columns:
     """
     if found.covariance is None:
         return {}
-    clipped = found.clipped
+    clipped = found.clipped if "x1" in found.fields else None
     variances = found.covariance.diagonal(dim1=1, dim2=2).to(torch.float32)
     logs = log_variances(found.fields, variances, clipped)
     inputs = {f"variance {name}": log for name, log in zip(found.fields, logs.unbind(1))}
-    if "x1" in found.fields:
+    if clipped is not None:
         columns = dict(zip(found.fields, clipped.float().unbind(1)))
         inputs |= {f"clipped {name}": columns[name] for name in IMAGE}
     if found.score_variance is not None:

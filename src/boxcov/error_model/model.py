@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +30,14 @@ _NAMES = (  # of what is not a tensor
 )
 _WIDENING = "widening."  # prefix of its tensors
 _TENSORS = ("centre", "spread", "unit", "dof", "noise", "correlation")
+
+
+class FreeInputs(NamedTuple):
+    """What the error model needs of m boxes that does not depend on their covariance."""
+
+    columns: dict[str, Tensor]  # (m,) each, inputs of the network
+    group: Tensor  # (m,) of the regions
+    noise: Tensor  # (m, D) variance beyond the error distributions
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,6 +79,12 @@ class ErrorModel:
     def outputs(self) -> Outputs:
         return Outputs(len(self.thresholds), len(self.fields), "yaw" in self.fields)
 
+    def free_inputs(self, found: Detections) -> FreeInputs:
+        """Return what can be computed beside the covariance."""
+        labels, ranges = class_range_index(found)
+        group, noise = self.regions.group_of[labels, ranges], self._noise_variance[labels]
+        return FreeInputs(free_inputs(found), group, noise)
+
     def standardise(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return the inputs of the network (m, P)."""
         x = stack_inputs(dict(inputs), self.inputs)
@@ -78,7 +92,7 @@ class ErrorModel:
 
     @full_precision()
     def apply(
-        self, found: Detections, check: bool = True, free: Mapping[str, Tensor] | None = None
+        self, found: Detections, check: bool = True, free: FreeInputs | None = None
     ) -> Detections:
         """Return the detections with risk, error distribution and regions filled.
 
@@ -86,7 +100,8 @@ class ErrorModel:
         calibration frames. check: raise if an input is NaN; a traced graph cannot read values.
         free: the detections' ``free_inputs``, where they are known already.
         """
-        inputs = {**(free_inputs(found) if free is None else free), **covariance_inputs(found)}
+        free = self.free_inputs(found) if free is None else free
+        inputs = {**free.columns, **covariance_inputs(found)}
         missing = [name for name in self.inputs if name not in inputs]
         if missing:
             raise BoxcovError(
@@ -100,9 +115,8 @@ class ErrorModel:
         y = self.network(x)  # (K, m, O)
         log_scales = outputs.log_scale(y) + self._log_unit
         scale = log_scales.mean(0).exp()
-        labels, ranges = class_range_index(found)
-        single, joint = self.regions.widths(log_scales, self.regions.group_of[labels, ranges])
-        deviation = (scale.square() * self._variance_factor + self._noise_variance[labels]).sqrt()
+        single, joint = self.regions.widths(log_scales, free.group)
+        deviation = (scale.square() * self._variance_factor + free.noise).sqrt()
         found = replace(
             found,
             no_object=outputs.no_object(y).mean(0),

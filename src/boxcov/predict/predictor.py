@@ -256,12 +256,12 @@ def detector_signals(point: LinearizationPoint) -> dict[str, Tensor]:
 
 def add_signals(found: Detections, named: Mapping[str, Tensor]) -> Detections:
     """The detections with the detector's signals after those of the estimator."""
-    columns = [column[: len(found)].to(found.scores.device) for column in named.values()]
-    own = [] if found.signals is None else list(found.signals.unbind(1))
-    names = [*found.meta.get("signals", ()), *named]
-    if not names:
+    if not named:
         return found
-    signals = torch.stack([column.to(torch.float32) for column in (*own, *columns)], 1)
+    names = [*found.meta.get("signals", ()), *named]
+    signals = torch.stack(list(named.values()), 1)[: len(found)].to(found.scores)
+    if found.signals is not None:
+        signals = torch.cat([found.signals, signals], 1)
     return replace(found, signals=signals, meta={**found.meta, "signals": names})
 
 

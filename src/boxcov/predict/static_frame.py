@@ -12,7 +12,6 @@ from torch import Tensor
 from boxcov._torch.process_state import matrix_precision
 from boxcov.detections import Detections
 from boxcov.detector import SIGNAL_INPUTS, Detector, FusedNetwork, Selection
-from boxcov.error_model.inputs import free_inputs
 from boxcov.errors import BoxcovError, join_names
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.cuda.side_stream import SideStream
@@ -105,7 +104,9 @@ class FrameFunction:
             found = point.detections()
             covariance, free = None, None
             if self.error_model is not None:  # beside the covariance
-                found, free = self._side.run(lambda: _free_inputs(point, static))
+                model = self.error_model
+                found = self._side.run(lambda: _with_signals(point, static))
+                free = self._side.run(lambda: model.free_inputs(found))
             if self.covariance is not None:
                 with matrix_precision(self.engine.precision):
                     covariance = self.covariance(point, static)
@@ -166,16 +167,13 @@ class FrameFunction:
         return inputs, raw if extra is None else {**raw, SIGNAL_INPUTS: extra}, None
 
 
-def _free_inputs(
-    point: LinearizationPoint, static: StaticSelection
-) -> tuple[Detections, dict[str, Tensor]]:
-    """Return the rows with their signals, and the error model's inputs without a covariance."""
+def _with_signals(point: LinearizationPoint, static: StaticSelection) -> Detections:
+    """Return the rows with the detector's signals."""
     found = point.detections()
     # each row of padding has a frame of its own, so that it is no neighbour of a box
     own = -1 - torch.arange(len(found), device=found.scores.device)
     found = replace(found, frame=torch.where(static.valid, found.frame, own))
-    found = add_signals(found, detector_signals(point))
-    return found, free_inputs(found)
+    return add_signals(found, detector_signals(point))
 
 
 def _moving_parameters(point: LinearizationPoint, static: StaticSelection) -> set[str]:

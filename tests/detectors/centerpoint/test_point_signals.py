@@ -10,14 +10,13 @@ import torch
 
 from boxcov.detectors.centerpoint import Config
 from boxcov.detectors.centerpoint.point_signals import CELL, MARGIN, point_maps, point_signals
-from boxcov.detectors.centerpoint.voxels import concatenate
 
 CONFIG = Config.small()
 X0, Y0 = CONFIG.point_range[:2]
 
 
 def maps_of(clouds):
-    return point_maps(*concatenate(clouds), len(clouds), CONFIG)
+    return torch.cat([point_maps(cloud, 0, 1, CONFIG) for cloud in clouds], 1)
 
 
 def shell(box: list[float], count: int = 4000, seed: int = 0) -> torch.Tensor:

@@ -31,23 +31,40 @@ def values_at(tasks: Sequence[TaskMaps], at: CellIndex, names: Sequence[str]) ->
 
     names: of the branches of boxes, in their order.
     """
+    sizes = [tasks[0][name].shape[1] for name in names]
     if isinstance(tasks, StackedMaps):
         values = tasks.stacked[at.frame, at.task, :, at.row, at.column]
-        sizes = [tasks[0][name].shape[1] for name in names]
-        return dict(zip(names, values[:, : sum(sizes)].split(sizes, 1)))
-    each = torch.arange(len(at.task), device=at.task.device)
-    out = {}
-    for name in names:
-        all_tasks = torch.stack([maps[name][at.frame, :, at.row, at.column] for maps in tasks])
-        out[name] = all_tasks[at.task, each]  # of (tasks, m, n)
-    return out
+    else:
+        every = _columns([maps[name] for maps in tasks for name in names], at)
+        own = at.task[:, None, None].expand(-1, 1, sum(sizes))
+        values = every.unflatten(1, (len(tasks), -1)).gather(1, own)[:, 0]
+    return dict(zip(names, values[:, : sum(sizes)].split(sizes, 1)))
+
+
+def class_logits_at(tasks: Sequence[TaskMaps], at: CellIndex) -> Tensor:
+    """Return the heat maps' logits (m, classes) of all tasks at m cells."""
+    maps = [maps["heatmap"] for maps in tasks]
+    if not isinstance(tasks, StackedMaps):
+        return _columns(maps, at)
+    every = tasks.stacked[at.frame, :, :, at.row, at.column]  # (m, tasks, outputs)
+    first = sum(t.shape[1] for t in tasks[0].values()) - maps[0].shape[1]
+    heat = (t[:, first : first + m.shape[1]] for t, m in zip(every.unbind(1), maps))
+    return torch.cat(list(heat), 1)
+
+
+def _columns(maps: Sequence[Tensor], at: CellIndex) -> Tensor:
+    """Return the channels of all maps (B, n, h, w) at m cells, side by side."""
+    height, width = maps[0].shape[2:]
+    cell = (at.frame * height + at.row) * width + at.column
+    # no copy if the channels come last, as they do behind the encoder
+    rows = (each.permute(0, 2, 3, 1).flatten(0, 2) for each in maps)
+    return torch.cat([each.index_select(0, cell) for each in rows], 1)
 
 
 def logits_at(tasks: Sequence[TaskMaps], selection: Selection) -> Tensor:
     """Return the heat map's logit (m,) of each instance's class at its cell."""
-    at = selection.where
-    heat = [maps["heatmap"][at.frame, :, at.row, at.column] for maps in tasks]
-    return torch.cat(heat, 1).gather(1, selection.labels[:, None])[:, 0]
+    every = class_logits_at(tasks, selection.where)
+    return every.gather(1, selection.labels[:, None])[:, 0]
 
 
 def boxes_of(values: Mapping[str, Tensor], row: Tensor, column: Tensor, config: Config) -> Tensor:

@@ -25,7 +25,7 @@ from boxcov.detectors.centerpoint.second import Second, SecondFPN
 from boxcov.detectors.centerpoint.selection import candidates, select, select_static
 from boxcov.detectors.centerpoint.signals import signals
 from boxcov.detectors.centerpoint.voxel_encoder import VoxelEncoder
-from boxcov.detectors.centerpoint.voxels import concatenate
+from boxcov.detectors.centerpoint.voxels import check_clouds
 from boxcov.head_stages import HeadStages, LogitBranch
 from boxcov.static_selection import StaticLimits, StaticSelection
 
@@ -131,7 +131,8 @@ class CenterPoint(Detector):
         # the inputs of the static part are maps, not points
         if isinstance(inputs, Tensor):
             return None
-        return point_maps(*concatenate(inputs), len(inputs), self.config)
+        maps = [point_maps(cloud, 0, 1, self.config) for cloud in check_clouds(inputs)]
+        return maps[0] if len(maps) == 1 else torch.cat(maps, 1)
 
     def fused_network(self, example: Sequence[Tensor]) -> FusedCenterPoint:
         return FusedCenterPoint(self, example)

@@ -39,6 +39,10 @@ class FusedCenterPoint:
         self._encoder, self._config, self._frames = detector.encoder, detector.config, len(example)
         self._grid = detector.config.voxel_grid(training=False)
         self._points = int(_ROOM * sum(len(cloud) for cloud in example)) + 1
+        # at the height of different rows: many threads would wait to write to the same cell
+        self._padding = example[0].new_full((self._points, 5), _FAR)
+        low, high = detector.config.point_range[1::3]
+        self._padding[:, 1] = torch.linspace(low, high, self._points, device=example[0].device)
         cells = voxelise(example, self._grid)
         self._most_cells = int(_ROOM * len(cells.counts)) + 1
         self._most_sites: list[int] = []  # of each strided stage
@@ -62,7 +66,7 @@ class FusedCenterPoint:
         if len(counts) != self._frames or sum(counts) > self._points:
             return None
         missing = self._points - sum(counts)
-        points = torch.cat([*clouds, clouds[0].new_full((missing, 5), _FAR)])
+        points = torch.cat([*clouds, self._padding[:missing]])
         # filled on the device: a list of numbers would be copied from the host
         frame = [
             torch.full((count,), number, device=points.device)

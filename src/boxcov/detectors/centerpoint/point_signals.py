@@ -3,16 +3,21 @@
 A box is compared with the points that it should explain. Where they end short of a side, or go on
 beyond it, the box is probably misplaced. Two maps of the street, from all sweeps and from the
 newest ones, hold the number of points and the highest point of each cell; a box is sampled on a
-regular grid in its own axes. All shapes are fixed, so a static graph can compute it, too.
+regular grid in its own axes. All shapes are fixed, so a static graph can compute it, too. Most
+tensors are small, so the number of operations decides the time: sums over samples are products
+with constants.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import ceil
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from boxcov._torch.process_state import matrix_precision
 from boxcov.detectors.centerpoint.config import Config
 from boxcov.detectors.signals import Signals
 
@@ -22,7 +27,6 @@ ABOVE_GROUND = 0.25  # metres above the bottom of the box
 NEWEST = 0.06  # seconds
 _SAMPLES = (17, 13)  # along the box and across it
 _EMPTY = -1e3  # height of a cell without points
-_OUTSIDE = 1024  # cells for points outside the maps, a power of two
 _SWEEPS = ("all sweeps", "newest")
 _NAMES = (
     *("inside", "around", "above ground", "front", "back", "left", "right", "top"),
@@ -31,27 +35,81 @@ _NAMES = (
 )
 
 
-def point_maps(points: Tensor, frame: Tensor, frames: int, config: Config) -> Tensor:
-    """Return maps (frames, 4, ny, nx) of points (N, 5), given the frame (N,) of each.
+def point_maps(points: Tensor, frame: Tensor | int, frames: int, config: Config) -> Tensor:
+    """Return maps (4, frames, ny + 2, nx + 2) of points (N, 5), given the frame (N,) of each.
 
-    The highest point of each cell in all sweeps, and in the newest; then the number of points.
+    The highest point of each cell in all sweeps, and in the newest; then the number of points. The
+    cells at the border hold the points outside the range.
     """
-    x0, y0, _, x1, y1, _ = config.point_range
-    nx, ny = ceil((x1 - x0) / CELL), ceil((y1 - y0) / CELL)
+    (x0, y0), (nx, ny) = config.point_range[:2], _shape(config.point_range)
     x, y, z, _, age = points.float().unbind(1)
-    column, row = ((x - x0) / CELL).floor(), ((y - y0) / CELL).floor()
-    inside = (column >= 0) & (column < nx) & (row >= 0) & (row < ny)  # False for a NaN
-    cell = (frame * ny + row.long()) * nx + column.long()
-    # older points, newest points, and points outside, which several cells share on a GPU
-    size = frames * ny * nx
-    spread = 2 * size + (torch.arange(len(cell), device=cell.device) & (_OUTSIDE - 1))
-    cell = torch.where(inside, cell + size * (age < NEWEST), spread)
-    highest = z.new_full((2 * size + _OUTSIDE,), _EMPTY).scatter_reduce(0, cell, z, "amax")
-    count = z.new_zeros(2 * size + _OUTSIDE).scatter_add(0, cell, torch.ones_like(z))
-    highest, count = (t[:-_OUTSIDE].view(2, frames, ny, nx) for t in (highest, count))
-    return torch.stack([highest.amax(0), highest[1], count.sum(0), count[1]], 1)
+    column, row = (_cells(t - low, n) for t, low, n in ((x, x0, nx), (y, y0, ny)))
+    size = frames * (ny + 2) * (nx + 2)
+    cell = torch.add(column, row, alpha=nx + 2) + (frame * ((ny + 2) * (nx + 2)) + nx + 3)
+    cell = torch.add(cell, age < NEWEST, alpha=size).long()
+    maps = z.new_empty(4, size)
+    highest, count = maps[:2].fill_(_EMPTY), maps[2:].zero_()  # of the older points, and the newest
+    highest.view(-1).scatter_reduce_(0, cell, z, "amax")
+    count.view(-1).scatter_add_(0, cell, torch.ones_like(z))
+    torch.maximum(highest[0], highest[1], out=highest[0])
+    count[0].add_(count[1])
+    return maps.view(4, frames, ny + 2, nx + 2)
 
 
+def _shape(point_range: tuple[float, ...]) -> tuple[int, int]:
+    """Return the number of columns and rows of the maps within the range."""
+    x0, y0, _, x1, y1, _ = point_range
+    return ceil((x1 - x0) / CELL), ceil((y1 - y0) / CELL)
+
+
+def _cells(metres: Tensor, count: int) -> Tensor:
+    """Return the cells of coordinates, which are overwritten; -1 or ``count`` beyond the map."""
+    # clamped as integers: what a NaN becomes depends on the machine
+    return metres.div_(CELL).floor_().int().clamp_(-1, count)
+
+
+class _Grid(NamedTuple):
+    """Constants of the samples of a box, of which n lie along it and k across it."""
+
+    low: Tensor  # (2,) x and y of the corner of the maps
+    first: Tensor  # (2, 1) column and row of the first cell of the range
+    last: Tensor  # (2, 1)
+    places: Tensor  # (3, n k) along and across the box from -1 to 1, and 1; over the size of a cell
+    along: Tensor  # (n, 1) from the centre, up to 1
+    across: Tensor  # (k,)
+    steps: Tensor  # (2,) samples from the centre to an end
+    sums: Tensor  # (n k, n + k + 6) over the lines of samples, then the moments
+    ends: Tensor  # (4, n + k) how far each line is to the front, back, left and right
+
+
+@lru_cache(maxsize=16)
+@torch.inference_mode(False)
+def _grid(device: torch.device, point_range: tuple[float, ...]) -> _Grid:
+    """Return the constants, made once per device: they would take many launches per frame."""
+    steps = [n // 2 for n in _SAMPLES]
+    axes = [torch.arange(-n, n + 1.0) for n in steps]
+    a, b = (t.flatten() for t in torch.meshgrid(*axes, indexing="ij"))
+    lines = [t[:, None] == axis for t, axis in zip((a, b), axes)]
+    along, across = (axis / n for axis, n in zip(axes, steps))
+    ends = torch.full((4, sum(_SAMPLES)), _EMPTY)
+    ends[:2, : _SAMPLES[0]] = torch.stack([along, -along])
+    ends[2:, _SAMPLES[0] :] = torch.stack([across, -across])
+    grid = _Grid(
+        low=torch.tensor(point_range[:2]) - CELL,
+        first=torch.ones(2, 1, dtype=torch.int32),
+        last=torch.tensor(_shape(point_range), dtype=torch.int32)[:, None],
+        places=torch.stack([a / steps[0], b / steps[1], torch.ones_like(a)]) / CELL,
+        along=along.abs()[:, None],
+        across=across.abs(),
+        steps=torch.tensor(steps, dtype=torch.float32),
+        # whole numbers, so that sums are exact
+        sums=torch.cat([*lines, torch.stack([a**0, a, b, a * a, b * b, a * b], 1)], 1),
+        ends=ends,
+    )
+    return _Grid(*(t.to(device) for t in grid))
+
+
+@matrix_precision("float32")
 def point_signals(maps: Tensor, boxes: Tensor, frame: Tensor, config: Config) -> Signals:
     """Return named numbers (m,) of boxes (m, 7 or more), given ``point_maps``.
 
@@ -61,110 +119,81 @@ def point_signals(maps: Tensor, boxes: Tensor, frame: Tensor, config: Config) ->
     seven are the same with axes that point away from the sensor: it sees the near side of an
     object, which may be the front or the back of the box.
     """
-    if not len(boxes):
-        return {f"points {s}, {n}": boxes.new_zeros(0) for s in _SWEEPS for n in _NAMES}
-    w, l, h = (side[:, None] for side in boxes[:, 3:6].float().unbind(1))  # (m, 1)
-    # along the box (m, a), across it (m, b); samples are (2, m, a, b)
-    u, v = (
-        (side / 2 + MARGIN) * torch.linspace(-1, 1, n, device=maps.device)
-        for side, n in zip((l, w), _SAMPLES)
-    )
-    height, count = _samples(maps, boxes.float(), frame, (u, v), config)
-    half_h = h[:, :, None] / 2
-    is_high = (height > ABOVE_GROUND - half_h) & (height < half_h + 2 * MARGIN)
-    seen = is_high.to(u.dtype)
-    inside_u, inside_v = u.abs() < l / 2, v.abs() < w / 2
-    is_inside = inside_u[:, :, None] & inside_v[:, None, :]  # (m, a, b)
-    n_inside, n_high = count * is_inside, count * seen
-    n_both = n_high * is_inside
-    depth = torch.minimum((l / 2 - u.abs())[:, :, None], (w / 2 - v.abs())[:, None, :])
-    above = torch.where(is_high, height, _EMPTY).amax((2, 3)) - h[:, 0] / 2
-    total = seen.sum((2, 3))  # (2, m)
-    is_seen = total > 0
-    columns = [
-        n_inside.sum((2, 3)).log1p(),
-        (n_high - n_both).sum((2, 3)).clamp(min=0).log1p(),
-        n_both.sum((2, 3)).log1p(),
-        *_extents(u, seen.sum(3), l),
-        *_extents(v, seen.sum(2), w),
-        torch.where(is_seen, above, 0),
-        *_moments(seen, u, v, l, w),
-        (depth * n_both).sum((2, 3)) / n_both.sum((2, 3)).clamp(min=1e-6),
-    ]
-    columns += _away_from_sensor(columns, boxes.float())
-    return {
-        f"points {sweeps}, {name}": column[i]
-        for i, sweeps in enumerate(_SWEEPS)
-        for name, column in zip(_NAMES, columns)
-    }
-
-
-def _away_from_sensor(columns: list[Tensor], boxes: Tensor) -> list[Tensor]:
-    """Return extents, means and skew (2, m) of all columns, with the far end of the box first."""
-    front, back, left, right = columns[3:7]
-    along, across, skew = columns[8], columns[9], columns[12]
-    x, y, yaw = boxes[:, 0], boxes[:, 1], boxes[:, 6]
-    front_is_far = x * yaw.cos() + y * yaw.sin() >= 0
-    left_is_far = y * yaw.cos() - x * yaw.sin() >= 0
-    return [
-        torch.where(front_is_far, front, back),
-        torch.where(front_is_far, back, front),
-        torch.where(left_is_far, left, right),
-        torch.where(left_is_far, right, left),
-        torch.where(front_is_far, along, -along),
-        torch.where(left_is_far, across, -across),
-        torch.where(front_is_far == left_is_far, skew, -skew),
-    ]
-
-
-def _extents(at: Tensor, seen: Tensor, side: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how far samples ``at`` (m, n) with points, ``seen`` (2, m, n), exceed the sides."""
-    is_seen = seen > 0
-    first, last = (torch.where(is_seen, t, _EMPTY).amax(2) - side[:, 0] / 2 for t in (at, -at))
-    any_seen = is_seen.any(2)
-    return torch.where(any_seen, first, 0), torch.where(any_seen, last, 0)
-
-
-def _moments(seen: Tensor, u: Tensor, v: Tensor, l: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-    """Return means, log spreads and correlation of the samples with points (2, m, a, b)."""
-    total = seen.sum((2, 3))
-    count, is_seen = total.clamp(min=1), total > 0
-    by_u, by_v = seen.sum(3), seen.sum(2)
-    mean_u, mean_v = (u * by_u).sum(2) / count, (v * by_v).sum(2) / count
-    spread_u, spread_v = (
-        (((t - mean[:, :, None]).square() * by).sum(2) / count).sqrt()
-        for t, by, mean in ((u, by_u, mean_u), (v, by_v, mean_v))
-    )
-    product = (u * (seen * v[:, None, :]).sum(3)).sum(2) / count
-    length, width = (side[:, 0].clamp(min=CELL) for side in (l, w))
-    return (
-        mean_u / length,
-        mean_v / width,
-        ((spread_u + 0.05) / length).log() * is_seen,
-        ((spread_v + 0.05) / width).log() * is_seen,
-        product / (spread_u * spread_v + 0.05),
-    )
+    grid, boxes = _grid(maps.device, config.point_range), boxes.float()
+    half = boxes[:, 3:5].flip(1) / 2  # (m, 2) along the box and across it
+    reach = half + MARGIN
+    cos, sin = boxes[:, 6].cos(), boxes[:, 6].sin()
+    axes = torch.stack([cos, -sin, sin, cos], 1).unflatten(1, (2, 2)) * reach[:, None]
+    values, is_on_map = _samples(maps, boxes[:, :2], axes, frame, grid)
+    above = values[:2] - (boxes[:, 2:3] + (MARGIN + ABOVE_GROUND / 2))  # (2, m, n k)
+    limit = boxes[:, 5:6] / 2 + (MARGIN - ABOVE_GROUND / 2)
+    is_high = (above.abs() < limit) & is_on_map
+    top = torch.where(is_high, above, _EMPTY).amax(2, keepdim=True) - (limit - 2 * MARGIN)
+    counts = _counts(values[2:], torch.stack([is_on_map.expand_as(is_high), is_high]), half, grid)
+    lines, total, moments = (is_high.float() @ grid.sums).split([sum(_SAMPLES), 1, 5], 2)
+    ends = grid.ends.masked_fill(lines[:, :, None] == 0, _EMPTY).amax(3).unflatten(2, (2, 2))
+    extents = ends * reach[:, :, None] - half[:, :, None]  # (2, m, 2, 2)
+    mean, spread, skew = _moments(moments, total, half, reach / grid.steps)
+    is_far = (boxes[:, :2, None] * axes).sum(1) >= 0  # (m, 2) whether the front and the left are
+    away = torch.where(is_far[:, :, None], extents, extents.flip(3))
+    sign = 2.0 * is_far - 1
+    seen = [extents.flatten(2), top, mean, spread, skew]
+    seen += [away.flatten(2), mean * sign, skew * sign.prod(1, keepdim=True)]
+    own, facing = (torch.cat(seen, 2) * (total > 0)).split([10, 7], 2)
+    parts = [counts[..., :3].log1p(), own, counts[..., 3:], facing]
+    columns = torch.cat(parts, 2).transpose(1, 2).flatten(0, 1)  # (42, m)
+    names = (f"points {sweeps}, {name}" for sweeps in _SWEEPS for name in _NAMES)
+    return dict(zip(names, columns.unbind(0)))
 
 
 def _samples(
-    maps: Tensor, boxes: Tensor, frame: Tensor, at: tuple[Tensor, Tensor], config: Config
+    maps: Tensor, centre: Tensor, axes: Tensor, frame: Tensor, grid: _Grid
 ) -> tuple[Tensor, Tensor]:
-    """Return the highest point above each box's centre, and the number of points (2, m, a, b).
+    """Return the maps (4, m, n k) at the samples of each box, and which lie on them (m, n k).
 
-    at: where boxes are sampled, along them (m, a) and across (m, b). A sample stands for its share
-    of the area.
+    axes: (m, 2, 2) x and y of what is sampled along the box and across it, from the centre (m, 2).
     """
-    x, y, z, w, l, _, yaw = (t[:, None, None] for t in boxes[:, :7].unbind(1))
-    u, v = at[0][:, :, None], at[1][:, None, :]
-    ny, nx = maps.shape[2:]
-    x0, y0 = config.point_range[:2]
-    column = ((x + u * yaw.cos() - v * yaw.sin() - x0) / CELL).floor()
-    row = ((y + u * yaw.sin() + v * yaw.cos() - y0) / CELL).floor()
-    is_on_map = (column >= 0) & (column < nx) & (row >= 0) & (row < ny)
-    cell = row.clamp(0, ny - 1).long() * nx + column.clamp(0, nx - 1).long()
-    index = (frame[:, None, None] * (4 * ny * nx) + cell).flatten()
-    flat = maps.flatten()
-    found = [flat[index + i * (ny * nx)].view(cell.shape) for i in range(4)]
-    highest, count = torch.stack(found[:2]), torch.stack(found[2:])
-    area = (l + 2 * MARGIN) * (w + 2 * MARGIN) / (_SAMPLES[0] * _SAMPLES[1] * CELL**2)
-    return torch.where(is_on_map, highest - z, _EMPTY), count * (is_on_map * area)
+    origin = (centre - grid.low)[:, :, None]
+    place = (torch.cat([axes, origin], 2) @ grid.places).int()  # (m, 2, n k) column and row
+    inside = place.clamp(grid.first, grid.last)
+    width, cells = maps.shape[3], maps.shape[2] * maps.shape[3]
+    index = torch.add(inside[:, 0], inside[:, 1], alpha=width) + (frame * cells)[:, None]
+    values = maps.flatten(1).index_select(1, index.flatten()).unflatten(1, index.shape)
+    return values, (inside == place).all(1)
+
+
+def _counts(count: Tensor, counted: Tensor, half: Tensor, grid: _Grid) -> Tensor:
+    """Return the points inside, around and above ground, and the mean depth of those (2, m, 4).
+
+    count: (2, m, n k) points in the cells of the samples; counted: (2, 2, m, n k) which samples
+    are on the map, and which are high. Each stands for its share of the area that is sampled.
+    """
+    reach = half + MARGIN
+    depth = torch.minimum(
+        half[:, :1, None] - reach[:, :1, None] * grid.along,
+        half[:, 1:, None] - reach[:, 1:, None] * grid.across,
+    ).flatten(1)  # (m, n k), positive inside the box
+    weights = torch.stack([depth > 0, depth <= 0, depth.clamp(min=0)], 2)  # (m, n k, 3)
+    numbers = (count * counted).flatten(0, 1).transpose(0, 1)  # (m, 4, n k)
+    area = reach.prod(1) * (4 / (_SAMPLES[0] * _SAMPLES[1] * CELL**2))
+    sums = (numbers @ weights * area[:, None, None]).unflatten(1, (2, 2)).permute(1, 2, 0, 3)
+    every, high = sums  # (2, m, 3) inside, around, and depth
+    inside, around, depths = high.split(1, 2)
+    return torch.cat([every[..., :1], around, inside, depths / inside.clamp(min=1e-6)], 2)
+
+
+def _moments(moments: Tensor, total: Tensor, half: Tensor, unit: Tensor) -> tuple[Tensor, ...]:
+    """Return means, log spreads and correlation of the samples with points (2, m, 2 or 1).
+
+    moments: (2, m, 5) sums of place, its square, and the product of both places; total: (2, m, 1)
+    number of samples; unit: (m, 2) metres between samples.
+    """
+    first, second, product = moments.split([2, 2, 1], 2)
+    count, size = total.clamp(min=1), (2 * half).clamp(min=CELL)
+    spread = torch.addcmul(second * total, first, first, value=-1).sqrt() / count * unit
+    correlation = product / count * unit.prod(1, keepdim=True)
+    return (
+        first / count * (unit / size),
+        ((spread + 0.05) / size).log(),
+        correlation / (spread.prod(2, keepdim=True) + 0.05),
+    )

@@ -11,10 +11,19 @@ from torch.nn import functional as F
 from boxcov._torch.layers import at_least_float32
 from boxcov.detector import Selection
 from boxcov.detectors.centerpoint.config import Config
-from boxcov.detectors.centerpoint.decode import CellIndex, boxes_of, values_at
+from boxcov.detectors.centerpoint.decode import CellIndex, boxes_of, class_logits_at, values_at
 from boxcov.detectors.centerpoint.head import TaskMaps
 from boxcov.detectors.centerpoint.point_signals import point_signals
-from boxcov.detectors.signals import TINY, Signals, class_margin, finite, window, window_signals
+from boxcov.detectors.signals import (
+    TINY,
+    Signals,
+    class_margin,
+    constant,
+    finite,
+    named,
+    window,
+    window_signals,
+)
 
 OCCUPANCY_WINDOWS = (1.0, 2.5)  # metres from the box's cell to the border of a square
 _NAMES = {
@@ -44,23 +53,23 @@ def signals(
     bev, points = maps
     at, labels = selection.where, selection.labels
     row, column, inside = window(at.row, at.column, *tasks[0]["reg"].shape[2:])  # (m, 9)
-    cells = CellIndex(
-        at.frame.repeat_interleave(9), at.task.repeat_interleave(9), row.flatten(), column.flatten()
-    )
-    heat = torch.cat([t["heatmap"][cells.frame, :, cells.row, cells.column] for t in tasks], 1)
-    heat = at_least_float32(heat).unflatten(0, (-1, 9))  # (m, 9, classes)
-    values = values_at(tasks, cells, list(config.branches))
-    windows = {name: at_least_float32(v).unflatten(0, (-1, 9)) for name, v in values.items()}
+    frame, task = (t[:, None].expand(-1, 9).flatten() for t in (at.frame, at.task))
+    around = CellIndex(frame, task, row.flatten(), column.flatten())
+    heat = at_least_float32(class_logits_at(tasks, around)).unflatten(0, (-1, 9))  # (m, 9, classes)
     logits = heat.gather(2, labels[:, None, None].expand(-1, 9, 1))[:, :, 0]  # (m, 9)
-    names, compared = _compared(windows, row, column, config)
+    values = values_at(tasks, around, list(config.branches))
+    windows = {name: at_least_float32(v).unflatten(0, (-1, 9)) for name, v in values.items()}
+    length = windows["rot"].norm(dim=2, keepdim=True)
+    direction = windows["rot"] / length.clamp(min=1e-12)
+    names, compared = _compared({**windows, "rot": direction}, row, column, config)
     found = window_signals(logits, compared, inside, names)
     found["class margin"] = class_margin(heat[:, 4], labels)
-    for name, branch in windows.items():
-        found |= {f"{name} {n}": v for n, v in zip(_NAMES[name], branch[:, 4].unbind(1))}
-    found["heading length"] = (windows["rot"][:, 4].norm(dim=1) + TINY).log()
+    own = {name: branch[:, 4] for name, branch in windows.items()}
+    for name, values in own.items():
+        found |= named(name, _NAMES[name], values)
+    found["heading length"] = (length[:, 4, 0] + TINY).log()
     found |= _occupancy(bev, at, config)
     if points is not None:
-        own = {name: branch[:, 4] for name, branch in windows.items()}
         boxes = boxes_of(own, at.row, at.column, config)
         found |= point_signals(points, boxes, at.frame, config)
     return finite(found)
@@ -71,14 +80,14 @@ def _compared(
 ) -> tuple[list[str], Tensor]:
     """Return what is compared with the neighbours (m, 9, n), and its names.
 
-    Centres are in metres, sizes in logarithms, headings compared as directions.
+    Centres are in metres, sizes in logarithms; ``rot`` holds directions of length 1.
     """
     reg = windows["reg"]
     centre = torch.stack(
         [(reg[:, :, 0] + column) * config.cell[0], (reg[:, :, 1] + row) * config.cell[1]], 2
     )
     names = ["x", "y", "z", "l", "w", "h", "sin", "cos"]
-    every = [centre, windows["height"], windows["dim"], F.normalize(windows["rot"], dim=2)]
+    every = [centre, windows["height"], windows["dim"], windows["rot"]]
     if "vel" in windows:
         names, every = [*names, "vx", "vy"], [*every, windows["vel"]]
     return names, torch.cat(every, 2)
@@ -88,17 +97,16 @@ def _occupancy(bev: Tensor, at: CellIndex, config: Config) -> Signals:
     """Return log(1 + n) of the occupied cells in squares around each box's cell."""
     factor = bev.shape[2] * config.cell[1] / (config.point_range[4] - config.point_range[1])
     size = config.cell[0] / factor  # metres per cell of the bird's-eye view
-    middle_row, middle_column = ((t * factor + factor / 2).long() for t in (at.row, at.column))
     ny, nx = bev.shape[2:]
     reach = [max(1, round(metres / size)) for metres in OCCUPANCY_WINDOWS]
-    row, column, inside = window(middle_row, middle_column, ny, nx, max(reach))
-    # features follow a ReLU; one maximum over the map is faster than all channels of each window
-    occupied = (bev.amax(1) > 0)[at.frame[:, None], row, column]  # (m, side * side)
-    side = 2 * max(reach) + 1
-    around = (occupied & inside).unflatten(1, (side, side))
-    found = {}
-    for metres, r in zip(OCCUPANCY_WINDOWS, reach):
-        edge = max(reach) - r
-        part = around[:, edge : side - edge, edge : side - edge]
-        found[f"occupied {metres:g} m"] = part.sum((1, 2)).float().log1p()
-    return found
+    # features follow a ReLU; sums over the rectangle above and left of each cell
+    occupied = bev.sum(1).sign().cumsum(1).cumsum(2)
+    before = F.pad(occupied, (1, 0, 1, 0))
+    middle = (torch.stack([at.row, at.column], 1) * factor + factor / 2).long()
+    edges = constant((*(-r for r in reach), *(r + 1 for r in reach)), bev.device)
+    rows, columns = middle[:, :1] + edges, middle[:, 1:] + edges  # (m, 4)
+    rows, columns = rows.clamp(0, ny)[:, :, None], columns.clamp(0, nx)[:, None, :]
+    sums = before[at.frame[:, None, None], rows, columns]  # (m, 4, 4)
+    sums = sums[:, 2:] - sums[:, :2]
+    inside = (sums[:, :, 2:] - sums[:, :, :2]).diagonal(dim1=1, dim2=2).log1p()
+    return named("occupied", [f"{metres:g} m" for metres in OCCUPANCY_WINDOWS], inside)
