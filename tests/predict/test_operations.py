@@ -46,5 +46,5 @@ def test_few_operations_per_frame() -> None:
         found = add_signals(found, {name: s[: len(found)] for name, s in signals.items()})
     config = detector.config
     assert counted(lambda: point_maps(*packed, 1, config)) <= 30
-    assert counted(lambda: detector.signals(raw, selection)) <= 180
+    assert counted(lambda: detector.signals(raw, selection)) <= 190
     assert counted(lambda: posterior.error_model.apply(found, check=False)) <= 115
