@@ -32,6 +32,17 @@ def shadow(module: M, replace: Mapping[int, nn.Parameter] | None = None) -> M:
     return cast(M, _copy(module, replace or {}, {}))
 
 
+def differentiable_shadow(module: M) -> M:
+    """Return a shadow whose floating-point parameters are aliases that require gradients.
+
+    >>> frozen = nn.Linear(2, 3).requires_grad_(False)
+    >>> differentiable_shadow(frozen)(torch.ones(2)).requires_grad, frozen.weight.requires_grad
+    (True, False)
+    """
+    own = [p for p in module.parameters() if p.is_floating_point()]
+    return shadow(module, {id(p): nn.Parameter(p.detach()) for p in own})
+
+
 def _copy(
     module: nn.Module, replace: Mapping[int, nn.Parameter], memo: dict[int, nn.Module]
 ) -> nn.Module:

@@ -37,6 +37,8 @@ CHECKS: tuple[tuple[str, Callable[[Subject], Finding]], ...] = (
     ("decode: same instances", derivatives.same_instances),
     ("loss", losses.shape),
     ("loss: frames apart", losses.apart),
+    ("loss: no objects", losses.no_objects),
+    ("loss: labels", losses.labels),
     ("loss: gradient", layers.loss_gradient),
     ("boxes: gradient", layers.box_gradient),
     ("boxes: in a batch", batches.boxes),

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_flatten_with_path, tree_map_only
 
-from boxcov._torch.modules import shadow
+from boxcov._torch.modules import differentiable_shadow, shadow
 from boxcov.checks.selections import check_variants, wide_limits
 from boxcov.checks.subject import named_floats
 from boxcov.detector import Detector
@@ -236,8 +236,8 @@ def _describe(detector: Detector, posterior: Posterior, limits: StaticLimits) ->
 
 def _check_selection(part: Detector, inputs: Any, limits: StaticLimits) -> None:
     """Raise if ``select_static`` reports other boxes than ``select``, as ``boxcov check`` does."""
-    weights = {id(p): nn.Parameter(p.detach()) for p in part.parameters()}
-    raw = shadow(part, weights)(inputs.inputs if isinstance(inputs, WithSignals) else inputs)
+    given = inputs.inputs if isinstance(inputs, WithSignals) else inputs
+    raw = differentiable_shadow(part)(given)
     depends = [leaf.requires_grad for _, leaf in named_floats(raw)]  # on the weights
     raw = tree_map_only(Tensor, Tensor.detach, raw)
     with torch.no_grad():
