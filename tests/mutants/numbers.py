@@ -74,7 +74,7 @@ NUMBERS = [
         "predict/route.py",
         "*(kind == one for one in kind.unique())",
         "",
-        "predict/head/test_stages.py::test_wrong_stages_of_a_rare_kind_are_refused[MCGLM]",
+        "predict/head/test_first_frame.py::test_wrong_stages_of_a_rare_kind_are_refused[MCGLM]",
     ),
     Mutant(
         "a variance is never below 0",
