@@ -20,6 +20,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
 
 from boxcov import Detections
@@ -97,7 +98,8 @@ class Killed:
 
     def _run_whole(self, words: list[str]) -> None:
         if self.own_processes:
-            subprocess.run(words, check=True, capture_output=True)
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            subprocess.run(words, check=True, capture_output=True, env=environment)
         else:
             done = _run(words[3:])
             assert done.code == 0, done.err
@@ -150,10 +152,19 @@ class LiveKilled(Killed):
 
 
 def _run(words: list[str]) -> Done:
-    """Run ``boxcov WORDS`` in this process; warnings are no errors, as in a process of its own."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return boxcov(*words)
+    """Run ``boxcov WORDS`` in this process; warnings are no errors, as in a process of its own.
+
+    With one thread: a fork has none of OpenMP's threads and would wait for them forever, and the
+    sums of other numbers of threads differ.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return boxcov(*words)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _main(words: list[str]) -> None:
