@@ -203,7 +203,7 @@ def test_frames_are_joined_with_their_numbers() -> None:
     assert torch.equal(joined.frames(4)[2].boxes, one[:1].boxes)
     batch = replace(found, frame=torch.tensor([0, 1, 1]))
     assert join_frames([one, *batch.frames(2)]).frame.tolist() == [0, 0, 0, 1, 2, 2]
-    with pytest.raises(BoxcovError, match="part 1 holds several frames"):
+    with pytest.raises(BoxcovError, match="part 1: boxes of several frames"):
         join_frames([one, batch])
 
 

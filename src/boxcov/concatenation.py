@@ -1,4 +1,4 @@
-"""Several Detections in one."""
+"""Several Detections in one, and the check that boxes are of one frame."""
 
 from __future__ import annotations
 
@@ -14,6 +14,14 @@ from boxcov.errors import BoxcovError
 _SAME = ("signals", "error_model", "method", "weights_sha256", "configuration")  # of the meta data
 
 
+def check_single_frame(found: Detections, user: str) -> None:
+    """Raise if the boxes are of several frames; user: what takes those of one."""
+    if len(found.frame.unique()) > 1:
+        raise BoxcovError(
+            f"{user}: boxes of several frames, expected one: give each of detections.frames()"
+        )
+
+
 def join_frames(parts: Sequence[Detections]) -> Detections:
     """Return the detections of several frames in one: ``parts[i]``, of one frame, becomes frame i.
 
@@ -26,8 +34,7 @@ def join_frames(parts: Sequence[Detections]) -> Detections:
     ([0, 2], 3)
     """
     for number, part in enumerate(parts):
-        if len(part.frame.unique()) > 1:
-            raise BoxcovError(f"part {number} holds several frames: split it, found.frames(count)")
+        check_single_frame(part, f"part {number}")
     numbered = [replace(p, frame=torch.full_like(p.frame, i)) for i, p in enumerate(parts)]
     joined = concatenate(numbered)
     return replace(joined, meta={**joined.meta, "frames": len(parts)})

@@ -148,7 +148,7 @@ def test_no_predictions_and_no_objects() -> None:
 
 def test_wrong_shapes_are_named() -> None:
     given = scene(np.random.default_rng(0), 9, 5)
-    with pytest.raises(BoxcovError, match="need x y w l yaw, or x1 y1 x2 y2"):
+    with pytest.raises(BoxcovError, match="takes boxes of x y w l yaw or x1 y1 x2 y2"):
         match(**given, fields=("x", "y"), classes=CLASSES)
     with pytest.raises(BoxcovError, match=r"truth_boxes has shape \(5, 7\), expected \(5, 9\)"):
         match(

@@ -54,7 +54,7 @@ def test_boxes_in_space_have_location_and_rotation(fiftyone: Any) -> None:
 def test_what_cannot_be_a_sample_is_refused(fiftyone: Any) -> None:
     with pytest.raises(BoxcovError, match=r"need its size: to_fiftyone\(\(width, height\)\)"):
         in_image().to_fiftyone()
-    with pytest.raises(BoxcovError, match=r"one frame: give each of detections\.frames\(\)"):
+    with pytest.raises(BoxcovError, match=r"a sample: boxes of several .* detections\.frames\(\)"):
         in_space(frames=2).to_fiftyone()
     fields = ("x", "y", "z", "w", "l", "h", "theta", "vx", "vy")
     with pytest.raises(BoxcovError, match="FiftyOne takes boxes of x1 y1 x2 y2 or x y z"):

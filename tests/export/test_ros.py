@@ -211,7 +211,7 @@ def test_the_epistemic_covariance_must_be_requested() -> None:
 
 def test_invalid_detections_are_refused() -> None:
     with pytest.raises(
-        BoxcovError, match="needs boxes of x y z w l h yaw; these are x1 y1 x2 y2, without x"
+        BoxcovError, match="this message takes boxes of x y z w l h yaw; these are x1 y1 x2 y2"
     ):
         ros.detection3d_array(in_image(), "map")
     with pytest.raises(BoxcovError, match="of several frames"):

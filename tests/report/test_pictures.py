@@ -105,7 +105,7 @@ def test_a_plot_on_an_image_shows_the_image_and_bands() -> None:
 
 
 def test_what_cannot_be_plotted_is_refused() -> None:
-    with pytest.raises(BoxcovError, match=r"one frame: plot each of detections\.frames\(\)"):
+    with pytest.raises(BoxcovError, match=r"a plot: boxes of several .* detections\.frames\(\)"):
         in_space(4, frames=2).plot()
     with pytest.raises(BoxcovError, match="a plot takes boxes of x y w l yaw or x1 y1"):
         in_space(fields=("a", "b", "c", "w", "l", "h", "yaw", "vx", "vy")).plot()

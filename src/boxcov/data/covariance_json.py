@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from boxcov.concatenation import check_single_frame
 from boxcov.detection_meta import check_meta
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
@@ -41,11 +42,7 @@ def pair_with_frames(
         if count > len(names):
             break
         name = names[count - 1]
-        if len(found.frame.unique()) > 1:
-            raise BoxcovError(
-                f"frame {name}: its detections are of several frames of a batch: split them with "
-                "detections.frames(count)"
-            )
+        check_single_frame(found, f"frame {name}")
         check_result(found, f"frame {name}")
         used = {found.classes[int(label)] for label in found.labels.unique()}
         _check_classes(f"frame {name}", used, classes)

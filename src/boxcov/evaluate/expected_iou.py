@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcov.box_layout import IMAGE, PLANE, SPACE, columns, has_layout
+from boxcov.box_layout import IMAGE, PLANE, SPACE, columns, find_layout
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.matching import iou_2d, iou_3d, iou_bev
 
@@ -71,14 +71,15 @@ def relative_covariance(
             f"boxes and covariances have shapes {boxes.shape} and {covariance.shape}, "
             f"expected (n, {D}) and (n, {D}, {D})"
         )
-    if has_layout(fields, IMAGE):
+    layout = find_layout(fields, (IMAGE, SPACE, PLANE), "the IoU")
+    if layout == IMAGE:
         edges = boxes[:, columns(fields, IMAGE)]
         sizes = edges[:, 2:] - edges[:, :2]
         J = _selection_jacobian(fields, IMAGE, len(boxes))
         with np.errstate(divide="ignore", invalid="ignore"):
             J = J / np.tile(sizes, 2)[:, :, None]
-    elif has_layout(fields, PLANE):
-        axes = ("l", "w", "h") if has_layout(fields, SPACE) else ("l", "w")
+    else:
+        axes = ("l", "w", "h") if layout == SPACE else ("l", "w")
         sizes = boxes[:, columns(fields, axes)]
         J = _selection_jacobian(fields, (*"xyz"[: len(axes)], *axes, "yaw"), len(boxes))
         yaw = boxes[:, columns(fields, ("yaw",))]
@@ -86,20 +87,14 @@ def relative_covariance(
         J[:, 0], J[:, 1] = np.cos(yaw) * x + np.sin(yaw) * y, np.cos(yaw) * y - np.sin(yaw) * x
         with np.errstate(divide="ignore", invalid="ignore"):
             J[:, :-1] /= np.tile(sizes, 2)[:, :, None]
-    else:
-        raise BoxcovError(
-            f"boxes with fields {' '.join(fields)} have no IoU: "
-            f"they need {' '.join(PLANE)}, or {' '.join(IMAGE)}"
-        )
     with np.errstate(invalid="ignore"):
-        found: Array = J @ covariance @ J.transpose(0, 2, 1)
-    return sizes, found
+        return sizes, J @ covariance @ J.transpose(0, 2, 1)
 
 
 def _selection_jacobian(fields: tuple[str, ...], names: tuple[str, ...], n: int) -> Array:
     """Return matrices (n, d, D) that select ``names`` from the fields."""
     J = np.zeros((n, len(names), len(fields)))
-    J[:, np.arange(len(names)), [fields.index(name) for name in names]] = 1
+    J[:, np.arange(len(names)), columns(fields, names)] = 1
     return J
 
 

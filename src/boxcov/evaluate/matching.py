@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from boxcov.box_layout import IMAGE, PLANE, SPACE, columns, has_layout
+from boxcov.box_layout import IMAGE, PLANE, SPACE, columns, find_layout, has_layout
 from boxcov.detectors.boxes import rotated_intersection
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.records import Records
@@ -72,11 +72,7 @@ def match(
     ([0.6], [1.0], [[1.0, 0.0, 0.0, 0.0, 0.0]])
     """
     fields, classes = tuple(fields), tuple(classes)
-    if not (has_layout(fields, PLANE) or has_layout(fields, IMAGE)):
-        raise BoxcovError(
-            f"boxes with fields {fields} cannot be paired with objects: "
-            f"they need {' '.join(PLANE)}, or {' '.join(IMAGE)}"
-        )
+    find_layout(fields, (PLANE, IMAGE), "the matching with objects")
     n, k, D = len(scores), len(truth_labels), len(fields)
     _check_shapes((n, D), boxes=boxes)
     _check_shapes((n,), labels=labels, frame=frame, uncertainty=uncertainty)
@@ -198,10 +194,10 @@ def pair_classes(
 
 
 def _iou(fields: tuple[str, ...], boxes: Array, truth: Array) -> Array:
-    for names, iou in ((IMAGE, iou_2d), (SPACE, iou_3d), (PLANE, iou_bev)):
-        if has_layout(fields, names):
-            return iou(boxes[:, columns(fields, names)], truth[:, columns(fields, names)])
-    raise AssertionError(fields)  # match has checked the fields
+    metrics = {IMAGE: iou_2d, SPACE: iou_3d, PLANE: iou_bev}
+    layout = find_layout(fields, tuple(metrics), "the IoU")
+    at = columns(fields, layout)
+    return metrics[layout](boxes[:, at], truth[:, at])
 
 
 def _centres(fields: tuple[str, ...], boxes: Array) -> Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from boxcov.box_layout import IMAGE, SPACE, find_layout
+from boxcov.concatenation import check_single_frame
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError, import_package
 from boxcov.export.tables import columns
@@ -19,8 +20,7 @@ def to_fiftyone(detections: Detections, size: tuple[int, int] | None = None) -> 
     """
     table = columns(detections)
     fo = import_package("fiftyone")
-    if len(detections) and int(detections.frame.min()) != int(detections.frame.max()):
-        raise BoxcovError("a sample is one frame: give each of detections.frames()")
+    check_single_frame(detections, "a sample")
     kept = [n for n in table if n == "uncertainty" or n.startswith(("scale_", "half_width_"))]
     kept += [n for n in ("risk", "no_object", "misplaced", "flipped") if n in table]
     rows = [dict(zip(table, values)) for values in zip(*table.values())]

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from boxcov.box_layout import columns
 from boxcov.data.poses import Pose, transform_detections
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
@@ -89,7 +90,7 @@ def measurements(
                 f"cannot measure the fields {', '.join(unknown or names) or '(none)'}: "
                 f"the boxes have {', '.join(noisy.fields)}"
             )
-        index = [noisy.fields.index(name) for name in names]
+        index = columns(noisy.fields, names)
         z, R = z[:, index], R[:, index][:, :, index]
         check_known(R, names, "measure the other fields with fields=")
     _check_positive_definite(z, R, names)

@@ -24,7 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boxcov.box_layout import IMAGE, SPACE
+from boxcov.box_layout import IMAGE, SPACE, columns, find_layout
+from boxcov.concatenation import check_single_frame
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 from boxcov.export.covariance_choice import CovarianceKind, check_known, select_covariance
@@ -120,7 +121,7 @@ def detection3d_array(
     {'x': 4.0, 'y': 3.0, 'z': 5.0}
     """
     top = header(frame_id, stamp)
-    _check_one_frame(detections)
+    check_single_frame(detections, "a message")
     boxes = []
     for pose, size in zip(poses(detections, covariance, tilt_variance), _sizes(detections)):
         boxes.append((pose, {"center": pose["pose"], "size": size}))
@@ -147,7 +148,7 @@ def detection2d_array(
     ({'x': 4.0, 'y': 7.0}, [0.5, 0.0])
     """
     corners = _boxes_of(detections, IMAGE)
-    _check_one_frame(detections)
+    check_single_frame(detections, "a message")
     top = header(frame_id, stamp)
     C = _selected_covariance(detections, covariance, IMAGE)
     J = torch.tensor([[0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5]], dtype=torch.float64)  # of the centre
@@ -191,7 +192,7 @@ def detected_objects(
     5.0
     """
     top = header(frame_id, stamp)
-    _check_one_frame(detections)
+    check_single_frame(detections, "a message")
     numbers = {**AUTOWARE, **_AUTOWARE_ALIASES} if labels is None else labels
     parts = poses(detections, covariance, tilt_variance), _twists(detections, covariance)
     objects = []
@@ -304,7 +305,7 @@ def _selected_covariance(
 
     may_miss: the covariance of fields without labels is 0 instead of an error.
     """
-    index = [detections.fields.index(name) for name in fields]
+    index = columns(detections.fields, fields)
     C = select_covariance(detections, kind).detach().cpu().double()[:, index][:, :, index]
     if may_miss:
         return C.masked_fill(C.isnan(), 0.0)
@@ -314,19 +315,5 @@ def _selected_covariance(
 
 def _boxes_of(detections: Detections, fields: tuple[str, ...]) -> Tensor:
     """The boxes (m, f) of some fields, in float64 on the CPU."""
-    missing = [name for name in fields if name not in detections.fields]
-    if missing:
-        raise BoxcovError(
-            f"this message needs boxes of {' '.join(fields)}; these are "
-            f"{' '.join(detections.fields)}, without {', '.join(missing)}"
-        )
-    index = [detections.fields.index(name) for name in fields]
-    return detections.boxes.detach().cpu().double()[:, index]
-
-
-def _check_one_frame(detections: Detections) -> None:
-    if len(detections.frame.unique()) > 1:
-        raise BoxcovError(
-            "detections of several frames: a message contains one frame. Convert the items of "
-            "detections.frames(count) one by one"
-        )
+    find_layout(detections.fields, (fields,), "this message")
+    return detections.boxes.detach().cpu().double()[:, columns(detections.fields, fields)]

@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from boxcov.box_layout import columns
+from boxcov.concatenation import check_single_frame
 from boxcov.data.poses import Pose, transform_detections
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError, import_package, join_names
@@ -169,10 +171,7 @@ class Tracker:
                 f"acceleration has {join_names(sorted(unknown))}, but the classes are "
                 f"{join_names(found.classes)}"
             )
-        if len(found.frame.unique()) > 1:
-            raise BoxcovError(
-                "these are boxes of several frames: give those of one frame at a time"
-            )
+        check_single_frame(found, "an update of the tracker")
 
     def _detection(self, boxes: _Boxes, row: int, time: datetime) -> Any:
         """Return a box as a Stone Soup detection with its own measurement model."""
@@ -274,8 +273,7 @@ class _Boxes:
         R = self.to_sensor @ self.R @ self.to_sensor.T
         self.widths = np.sqrt(self.reach * np.diagonal(R, axis1=1, axis2=2))
         if found.region_widths is not None:
-            index = [found.fields.index(name) for name in MEASURED]
-            region = found.region(settings.gate)[:, index].cpu().numpy()
+            region = found.region(settings.gate)[:, columns(found.fields, MEASURED)].cpu().numpy()
             # infinite where a class had too few calibration boxes
             self.widths = np.where(np.isfinite(region), region, self.widths)
 

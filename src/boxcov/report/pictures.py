@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from boxcov.box_layout import IMAGE, PLANE, columns, find_layout
+from boxcov.concatenation import check_single_frame
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError, import_package
 from boxcov.evaluate.covariance_metrics import LEVELS
@@ -105,8 +106,7 @@ def plot(
     level: float = 0.9,
 ) -> Any:
     """Draw the boxes of one frame, see ``Detections.plot``; return the axes."""
-    if len(detections) and int(detections.frame.min()) != int(detections.frame.max()):
-        raise BoxcovError("a plot shows one frame: plot each of detections.frames()")
+    check_single_frame(detections, "a plot")
     if axes is None:
         import_package("matplotlib")
         from matplotlib import pyplot as plt
