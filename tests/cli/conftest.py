@@ -6,6 +6,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from boxcov.error_model import network
 
@@ -16,6 +17,20 @@ def few_epochs() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(network, "EPOCHS", 2)
         yield
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """One thread, also in new processes, for files that are compared bit for bit and for forks.
+
+    Threads change the order of sums. A fork waits forever for the OpenMP threads of its parent.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from helpers.kills import (
     undated,
 )
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 POSTERIOR = "posterior.safetensors"
 
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from boxcov import BoxcovError, Detections
 from boxcov.pipeline import predict as prediction
@@ -19,16 +18,8 @@ from helpers.command_line import boxcov, small_network
 from helpers.forked import forked
 from helpers.kills import undated
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 RAIN = DataOptions("simulated:rain", "val", 7, 0, 1)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """One thread, as in the ranks: files are compared bit for bit, and threads change sums."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
