@@ -15,6 +15,7 @@ import torch
 from boxcov import BoxcovError, BoxcovWarning, Detections
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
+from boxcov.error_model import network
 from boxcov.evaluate.ground_truth import match_detections
 from boxcov.evaluate.records import Records
 from boxcov.pipeline.options import DataOptions
@@ -79,6 +80,7 @@ def folder(tmp_path_factory, tiny) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workspace_module, "load_detector", lambda word, device: tiny)
         patch.setattr(workspace_module, "load_frames", load_shapes)
+        patch.setattr(network, "EPOCHS", 2)  # what an error model is worth is tested elsewhere
         out = tmp_path_factory.mktemp("reproduction")
         _cut_off_after(out, 9)
         before = {path: path.stat().st_mtime_ns for path in (out / "predictions").iterdir()}
