@@ -20,7 +20,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import safe_open
 
 from boxcov import Detections
@@ -98,8 +97,7 @@ class Killed:
 
     def _run_whole(self, words: list[str]) -> None:
         if self.own_processes:
-            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            subprocess.run(words, check=True, capture_output=True, env=environment)
+            subprocess.run(words, check=True, capture_output=True)
         else:
             done = _run(words[3:])
             assert done.code == 0, done.err
@@ -152,19 +150,10 @@ class LiveKilled(Killed):
 
 
 def _run(words: list[str]) -> Done:
-    """Run ``boxcov WORDS`` in this process; warnings are no errors, as in a process of its own.
-
-    With one thread: a fork has none of OpenMP's threads and would wait for them forever, and the
-    sums of other numbers of threads differ.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return boxcov(*words)
-    finally:
-        torch.set_num_threads(threads)
+    """Run ``boxcov WORDS`` in this process; warnings are no errors, as in a process of its own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return boxcov(*words)
 
 
 def _main(words: list[str]) -> None:
