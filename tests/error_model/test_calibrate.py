@@ -21,7 +21,7 @@ from boxcov.detectors.tiny import TinyCenter
 from boxcov.error_model import network
 from boxcov.error_model.calibrate import fit_error_model, predict_frames
 from boxcov.error_model.network import TrainingOptions
-from boxcov.evaluate.ground_truth import match_detections
+from boxcov.evaluate.ground_truth import GroundTruth, match_detections
 from boxcov.evaluate.quality import auroc
 from boxcov.evaluate.records import Records
 from boxcov.predict.predictor import Predictor
@@ -186,6 +186,31 @@ def test_names_of_another_type_are_refused(
     save_file(load_file(path), path, {"boxcov.posterior": json.dumps(about)})
     with pytest.raises(BoxcovError, match=rf"posterior\.safetensors: {name} is 7, expected a text"):
         Posterior.load(path, small)
+
+
+def _refused(model: ExactGLM, frames: Any, said: str) -> None:
+    seen: list[int] = []
+    with pytest.raises(BoxcovError, match=said):
+        calibrate(model, frames, progress=lambda done, of: seen.append(done))
+    assert not seen  # before the work
+
+
+def test_targets_without_objects_by_name_are_refused(small, small_posterior) -> None:
+    model = ExactGLM(small, small_posterior)
+    items = [(inputs, targets) for inputs, targets in shapes.frames(count=6)]
+    said = r"the targets of item 0 are no list of one dict per frame with boxes \(n, D\) and lab"
+    for wrong in (None, {"boxes": [], "labels": []}, [{"boxes": torch.zeros(1, 5)}], torch.ones(1)):
+        _refused(model, [(inputs, wrong) for inputs, _ in items], said)
+    _refused(model, (item for item in items), r"another sequence of frames, got a generator: giv")
+
+
+def test_targets_may_be_arrays_and_lists() -> None:
+    _, (target,) = shapes.frames(count=1)[0]
+    expected = GroundTruth.from_frames([(None, [target])])
+    for change in (lambda t: t.numpy(), lambda t: t.tolist()):
+        found = GroundTruth.from_frames([(None, ({k: change(v) for k, v in target.items()},))])
+        assert (found.labels == expected.labels).all()
+        assert (found.boxes == expected.boxes).all()
 
 
 def test_too_few_frames_are_refused_before_the_work(

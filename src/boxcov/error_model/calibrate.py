@@ -32,7 +32,7 @@ from boxcov.error_model.network import (
 from boxcov.error_model.regions import class_range_index, fit_regions
 from boxcov.error_model.unusual_frames import certainty_bound, fit_widening
 from boxcov.errors import BoxcovError
-from boxcov.evaluate.ground_truth import GroundTruth, match_detections
+from boxcov.evaluate.ground_truth import GroundTruth, check_targets, match_detections
 from boxcov.evaluate.records import Records
 from boxcov.predict.predictor import Predictor, estimator
 
@@ -114,8 +114,16 @@ def predict_frames(
     model: Predictor, frames: Sequence[Any], progress: Progress | None = None
 ) -> tuple[Detections, GroundTruth]:
     """Return the detections of all frames with their signals, on the CPU, and the objects."""
+    if not hasattr(frames, "__len__"):
+        raise BoxcovError(
+            f"calibrate takes a list or another sequence of frames, got a {type(frames).__name__}: "
+            "give list(frames)"
+        )
     if len(frames) < FOLDS:  # an item may hold several frames, so look before the work
-        count = sum(len(frames[number][1]) for number in range(len(frames)))
+        items = [frames[number][1] for number in range(len(frames))]
+        for number, target in enumerate(items):
+            check_targets(target, number)
+        count = sum(map(len, items))
         if count < FOLDS:
             raise BoxcovError(
                 f"{count} frames are too few to fit an error model: give at least {FOLDS} labelled "
@@ -124,6 +132,7 @@ def predict_frames(
     found, targets, start = [], [], 0
     for number in range(len(frames)):
         inputs, target = frames[number]
+        check_targets(target, number)
         boxes = model.with_signals(inputs)
         found.append(replace(boxes, frame=boxes.frame + start).to("cpu"))
         targets.append((None, target))

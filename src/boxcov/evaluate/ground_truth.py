@@ -25,6 +25,24 @@ _ARRAYS = ("boxes", "labels", "frame")
 _KEY = "boxcov.truth"
 
 
+def check_targets(targets: Any, number: int) -> None:
+    """Raise unless the targets of item ``number`` are one dict per frame, with boxes and labels.
+
+    >>> check_targets([{"boxes": torch.zeros(2, 4)}], 7)
+    Traceback (most recent call last):
+    ...
+    boxcov.errors.BoxcovError: the targets of item 7 are no list of one dict per frame ...
+    """
+    names = ("boxes", "labels")
+    if not isinstance(targets, (list, tuple)) or not all(
+        isinstance(target, Mapping) and all(name in target for name in names) for target in targets
+    ):
+        raise BoxcovError(
+            f"the targets of item {number} are no list of one dict per frame with boxes (n, D) and "
+            "labels (n,): boxes can be compared with such objects only"
+        )
+
+
 @dataclass(frozen=True)
 class GroundTruth:
     """The k objects of all frames."""
@@ -47,13 +65,14 @@ class GroundTruth:
         """
         boxes, labels, numbers = [], [], []
         count = 0
-        for _, targets in frames:
+        for number, (_, targets) in enumerate(frames):
+            check_targets(targets, number)
             for target in targets:
                 seen = np.ones(len(target["labels"]), dtype=bool)
                 if "points" in target:
-                    seen = target["points"].cpu().numpy() > 0
-                boxes.append(target["boxes"].cpu().numpy().astype(float)[seen])
-                labels.append(target["labels"].cpu().numpy()[seen])
+                    seen = torch.as_tensor(target["points"]).cpu().numpy() > 0
+                boxes.append(torch.as_tensor(target["boxes"]).cpu().numpy().astype(float)[seen])
+                labels.append(torch.as_tensor(target["labels"]).cpu().numpy()[seen])
                 numbers.append(np.full(int(seen.sum()), count))
                 count += 1
         if not count:
