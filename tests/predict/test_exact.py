@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from boxcov import GLM, MCGLM, BoxcovError, Detector, EngineOptions, ExactGLM, Selection, fit
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.posterior import kronecker_block as contract
+from boxcov.predict import instances
 from oracles.dense import relative
 
 
@@ -106,6 +107,17 @@ def test_deep_exact_equals_glm(tiny, deep, image) -> None:
     assert (
         relative(ExactGLM(tiny, deep)(image).covariance, GLM(tiny, deep)(image).covariance) < 1e-4
     )
+
+
+def test_the_first_frame_takes_two_gradients(tiny, posterior, image, monkeypatch) -> None:
+    """Of decode() and of instances(): one for each raw output took longer than the rest."""
+    taken: list[Tensor] = []
+    gradients = instances._gradients
+    monkeypatch.setattr(
+        instances, "_gradients", lambda *values: taken.append(values[0]) or gradients(*values)
+    )
+    assert len(ExactGLM(tiny, posterior)(image)) > 0
+    assert len(taken) == 2
 
 
 # detectors whose instances() is wrong, or absent
