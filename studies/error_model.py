@@ -47,7 +47,7 @@ from boxcov.data import simulated
 from boxcov.detections import Detections
 from boxcov.error_model.calibrate import fit_error_model
 from boxcov.error_model.model import ErrorModel
-from boxcov.error_model.network import TrainingOptions, student_nll
+from boxcov.error_model.network import WIDTHS, TrainingOptions, student_nll
 from boxcov.error_model.regions import RANGES, class_range_index
 from boxcov.evaluate.probability_metrics import calibration_error
 from boxcov.evaluate.quality import auroc, quality
@@ -131,7 +131,7 @@ def fit_row(found: Detections, records: Records, row: Row) -> ErrorModel:
         records,
         estimator="study",
         fingerprint="",
-        options=TrainingOptions(widths=(96,), exclude=exclude),
+        options=TrainingOptions(widths=WIDTHS[1:], exclude=exclude),
     )
 
 

@@ -36,7 +36,7 @@ from boxcov.detectors import centerpoint
 from boxcov.error_model.calibrate import fit_error_model
 from boxcov.error_model.inputs import box_inputs, frame_certainty
 from boxcov.error_model.model import ErrorModel
-from boxcov.error_model.network import TrainingOptions
+from boxcov.error_model.network import WIDTHS, TrainingOptions
 from boxcov.error_model.regions import conformal_quantiles
 from boxcov.error_model.unusual_frames import certainty_bound
 from boxcov.evaluate.probability_metrics import calibration_error
@@ -117,7 +117,7 @@ def load(root: Path, name: str, frames: int | None = None) -> tuple[Detections, 
 
 
 def fit_model(found: Detections, records: Records) -> ErrorModel:
-    options = TrainingOptions(widths=(96,))
+    options = TrainingOptions(widths=WIDTHS[1:])
     return fit_error_model(found, records, estimator="study", fingerprint="", options=options)
 
 

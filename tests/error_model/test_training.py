@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from boxcov.error_model import network
-from boxcov.error_model.network import Outputs, Targets, TrainingOptions, fit_network, frame_folds
+from boxcov.error_model.network import (
+    Network,
+    Outputs,
+    Targets,
+    TrainingOptions,
+    fit_network,
+    frame_folds,
+)
 
 OUTPUTS = Outputs(thresholds=2, fields=2, has_heading=True)
 DOF = (3.0, 8.0)
@@ -77,7 +84,7 @@ def test_probabilities_are_calibrated_on_new_boxes(fitted: network.Ensemble) -> 
 
 def test_the_mlp_is_chosen_where_the_law_is_curved() -> None:
     x, targets, _ = synthetic(800, curved=1.5)
-    assert fit_network(x, targets, folds_of(800), OUTPUTS, TrainingOptions()).width == 96
+    assert fit_network(x, targets, folds_of(800), OUTPUTS, TrainingOptions()).width == 128
 
 
 def test_the_linear_model_is_chosen_for_a_linear_law() -> None:
@@ -114,6 +121,21 @@ def test_frames_of_a_fold_never_reach_its_member(
         if p.shape[1] > 1:
             assert float((p[0] - q[0]).abs().max()) > 1e-4
             assert float((p[2] - q[2]).abs().max()) > 1e-4
+
+
+def test_weights_of_the_mlp_decay_most_and_biases_never() -> None:
+    parameters = Network.initial(2, 3, 4, 8, torch.Generator().manual_seed(0)).parameters()
+    tensors = [torch.ones_like(p).requires_grad_() for p in parameters]
+    optimizer, _ = network._optimizer(Network(*tensors[:2], tuple(tensors[2:])), steps=10)
+    for p in tensors:
+        p.grad = torch.zeros_like(p)
+    rate = optimizer.param_groups[0]["lr"]
+    optimizer.step()
+    linear, bias, first, b1, second, b2, last = ((1 - float(p.detach().mean())) for p in tensors)
+    assert linear == pytest.approx(0.01 * rate, rel=0.1)
+    for decay in (first, second, last):
+        assert decay == pytest.approx(0.5 * rate, rel=0.01)
+    assert bias == b1 == b2 == 0
 
 
 @pytest.mark.usefixtures("short")

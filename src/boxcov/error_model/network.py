@@ -17,11 +17,11 @@ from torch.nn import functional as F
 MIN_DOF, MAX_DOF = 2.5, 50.0  # the variance of an error is at most five times its squared scale
 MIN_LOG_SCALE, MAX_LOG_SCALE = log(0.01), log(400)  # of the unit of a field
 FOLDS = 5
-WIDTHS = (0, 96)
-EPOCHS = 60
+WIDTHS = (0, 128)
+EPOCHS = 40
 RATE = 3e-3
 LINEAR_RATE = 3e-2  # of a linear model, which 500 smaller steps would not carry to its optimum
-WEIGHT_DECAY = 1e-2
+LINEAR_DECAY, WEIGHT_DECAY = 1e-2, 0.5  # of the linear map and of the weights of the MLP
 TRAINING_DOF = 4.0  # heavy tails, so that a few large errors do not decide the scales
 _POOLED = 5.0
 _BATCHES = 8  # at least, per epoch
@@ -285,10 +285,10 @@ def _epochs(
 def _optimizer(network: Network, steps: int) -> tuple[Any, Any]:
     """AdamW with a one-cycle rate; only the weights decay."""
     rate = RATE if network.hidden else LINEAR_RATE
-    parameters = network.parameters()
     groups: list[dict[str, Any]] = [
-        {"params": parameters[0::2], "weight_decay": WEIGHT_DECAY},
-        {"params": parameters[1::2]},
+        {"params": [network.linear], "weight_decay": LINEAR_DECAY},
+        {"params": list(network.hidden[0::2]), "weight_decay": WEIGHT_DECAY},
+        {"params": [network.bias, *network.hidden[1::2]]},
     ]
     optimizer = torch.optim.AdamW(groups, lr=rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
