@@ -116,7 +116,7 @@ class ErrorModel:
         log_scales = outputs.log_scale(y) + self._log_unit
         scale = log_scales.mean(0).exp()
         single, joint = self.regions.widths(log_scales, free.group)
-        deviation = (scale.square() * self._variance_factor + free.noise).sqrt()
+        deviation = torch.addcmul(free.noise, scale.square(), self._variance_factor).sqrt()
         found = replace(
             found,
             no_object=outputs.no_object(y).mean(0),
@@ -149,6 +149,11 @@ class ErrorModel:
             "dof": self.dof.tolist(),
             "frames": self.provenance.get("frames"),
         }
+
+    @cached_property
+    def unknown(self) -> Tensor:
+        """The fields (D,) whose errors were unknown in the calibration frames."""
+        return self.unit.isnan()
 
     @cached_property
     def _log_unit(self) -> Tensor:

@@ -103,7 +103,7 @@ class Predictor(ABC):
     def _unknown(self, found: Detections) -> Tensor | None:
         """The fields whose errors the error model does not know."""
         model = None if found.scale is None else self.error_model
-        return None if model is None else model.unit.isnan()
+        return None if model is None else model.unknown
 
     def check(self, found: Detections, is_current: Tensor) -> Detections:
         """The detections, if all numbers are in range and the weights unchanged; raise otherwise.

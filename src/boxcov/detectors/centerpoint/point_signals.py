@@ -45,8 +45,10 @@ def point_maps(points: Tensor, frame: Tensor | int, frames: int, config: Config)
     x, y, z, _, age = points.float().unbind(1)
     column, row = (_cells(t - low, n) for t, low, n in ((x, x0, nx), (y, y0, ny)))
     size = frames * (ny + 2) * (nx + 2)
-    cell = torch.add(column, row, alpha=nx + 2) + (frame * ((ny + 2) * (nx + 2)) + nx + 3)
-    cell = torch.add(cell, age < NEWEST, alpha=size).long()
+    cell = column.add_(row, alpha=nx + 2).add_(nx + 3)
+    if frames > 1:
+        cell = cell + frame * ((ny + 2) * (nx + 2))
+    cell = cell.add_(age < NEWEST, alpha=size).long()
     maps = z.new_empty(4, size)
     highest, count = maps[:2].fill_(_EMPTY), maps[2:].zero_()  # of the older points, and the newest
     highest.view(-1).scatter_reduce_(0, cell, z, "amax")
