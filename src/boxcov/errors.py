@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 from importlib import import_module
+from numbers import Integral
 from typing import Any, get_args
 
 _PIP_NAMES = {"rerun": "rerun-sdk", "PIL": "pillow", "yaml": "pyyaml"}
@@ -57,10 +58,10 @@ def check_choice(name: str, value: object, choices: Any) -> None:
         raise BoxcovError(f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}")
 
 
-def check_positive(name: str, value: object) -> None:
-    """Raise if the argument ``name`` is not a whole number of at least 1."""
-    if not isinstance(value, int) or value < 1:
-        raise BoxcovError(f"{name} must be a whole number of at least 1, got {value!r}")
+def check_whole(name: str, value: object, least: int = 1) -> None:
+    """Raise if the argument ``name`` is not a whole number of at least ``least``."""
+    if not isinstance(value, Integral) or int(value) < least:
+        raise BoxcovError(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from boxcov.errors import BoxcovError, check_positive, join_names
+from boxcov.errors import BoxcovError, check_whole, join_names
 
 if TYPE_CHECKING:
     from boxcov.detector import Detector, Selection
@@ -33,7 +33,7 @@ class StaticLimits:
 
     def __post_init__(self) -> None:
         for name in ("boxes", "candidates", "pairs"):
-            check_positive(name, getattr(self, name))
+            check_whole(name, getattr(self, name))
 
 
 @dataclass(frozen=True)

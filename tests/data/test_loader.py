@@ -138,7 +138,7 @@ def test_items_pass_through_a_private_folder(tmp_path, monkeypatch) -> None:
 def test_errors_of_workers_keep_type_and_message() -> None:
     with pytest.raises(BoxcovError, match=r"^frames/4\.bin: no such file$"):
         list(loaded(Odd(), 2))
-    with pytest.raises(BoxcovError, match="workers must be at least 0, got -1"):
+    with pytest.raises(BoxcovError, match="workers must be a whole number of at least 0, got -1"):
         loaded(Odd(), -1)
 
 

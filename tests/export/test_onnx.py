@@ -260,7 +260,7 @@ def test_mismatches_are_refused_and_nothing_is_written(
     double = TinyCenter(seed=3).double().eval()
     with pytest.raises(BoxcovError, match=r"float32 on the CPU, got .*float64 on cpu"):
         export(double, replace(posterior, fingerprint=fingerprint(double)), out, image)
-    with pytest.raises(BoxcovError, match="samples must be at least 2"):
+    with pytest.raises(BoxcovError, match="samples must be a whole number of at least 2"):
         export(tiny, posterior, out, image, 1)
     with pytest.raises(BoxcovError, match="boxes must be a whole number of at least 1"):
         StaticLimits(boxes=0)

@@ -209,7 +209,7 @@ def test_cross_box_covariance_is_the_papers_full_matrix(tiny, posterior, image) 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"samples": 1}, "samples must be at least 2 for a covariance, got 1"),
+        ({"samples": 1}, "samples must be a whole number of at least 2, got 1"),
         ({"derivative": "backward"}, "derivative must be one of jvp, fd, got 'backward'"),
         ({"epsilon": 0.0}, "epsilon must be above 0, got 0.0"),
     ],

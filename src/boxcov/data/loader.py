@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset
 
 from boxcov.data.sequence import FrameSequence
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, check_whole
 
 
 def loaded(frames: Sequence[Any], workers: int, seed: int = 0) -> LoadedFrames:
@@ -38,8 +38,7 @@ def loaded(frames: Sequence[Any], workers: int, seed: int = 0) -> LoadedFrames:
     >>> len(frames), [inputs.shape[0] for inputs, targets in frames]
     (3, [1, 1, 1])
     """
-    if workers < 0:
-        raise BoxcovError(f"workers must be at least 0, got {workers}")
+    check_whole("workers", workers, 0)
     return LoadedFrames(frames, workers, seed)
 
 

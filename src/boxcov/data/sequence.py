@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, check_whole
 
 
 class FrameSequence(Sequence[Any], ABC):
@@ -48,8 +48,7 @@ def batched(frames: Sequence[Any], size: int) -> Batches:
     >>> len(batches), batches[2][0].shape
     (3, torch.Size([2, 1, 64, 64]))
     """
-    if size < 1:
-        raise BoxcovError(f"the batch size must be at least 1, got {size}")
+    check_whole("the batch size", size)
     return Batches(frames, size)
 
 

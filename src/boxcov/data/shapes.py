@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from boxcov.data.sequence import FrameSequence
-from boxcov.errors import BoxcovError
+from boxcov.errors import check_whole
 
 PIXELS = 64
 METRES = 32.0  # the side of a scene
@@ -43,8 +43,8 @@ def frames(count: int = 100, seed: int = 0, noise: float = 0.1, objects: int = 6
     >>> inputs.shape, targets[0]["boxes"].shape[1]
     (torch.Size([1, 1, 64, 64]), 5)
     """
-    if count < 0 or objects < 0:
-        raise BoxcovError(f"count and objects must be at least 0, got {count} and {objects}")
+    check_whole("count", count, 0)
+    check_whole("objects", objects, 0)
     return Shapes(count, seed=seed, noise=noise, objects=objects)
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from boxcov.errors import BoxcovError
+from boxcov.errors import check_whole
 from boxcov.evaluate.quality import METRICS, Partition
 
 Array = NDArray[Any]
@@ -64,8 +64,7 @@ def resample_frames(
 
     Given the ``frame`` arrays of several methods, each replicate draws the same frames for all.
     """
-    if replicates < 1:
-        raise BoxcovError(f"replicates must be at least 1, got {replicates}")
+    check_whole("replicates", replicates)
     methods = (frame, *others)
     numbers = np.unique(np.concatenate(methods))
     tables = []
@@ -83,8 +82,7 @@ def shuffle_chance(
     metric: Callable[[Array], float], uncertainty: Array, replicates: int = 200, seed: int = 0
 ) -> Chance:
     """Return the chance level of any metric: its values for shuffled u (n,)."""
-    if replicates < 1:
-        raise BoxcovError(f"replicates must be at least 1, got {replicates}")
+    check_whole("replicates", replicates)
     rng = np.random.default_rng(seed)
     values = np.array([metric(rng.permutation(uncertainty)) for _ in range(replicates)])
     return Chance(float(values.mean()), *quantile_interval(values))

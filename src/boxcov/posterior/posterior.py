@@ -23,7 +23,7 @@ from boxcov._torch.layers import full_precision, to_matrix
 from boxcov._torch.modules import check_fingerprint
 from boxcov.detector import Detector, check_configuration
 from boxcov.error_model.model import ErrorModel, describe_error_model
-from boxcov.errors import BoxcovError, join_names
+from boxcov.errors import BoxcovError, check_whole, join_names
 from boxcov.posterior.kronecker_block import (
     Eigendecomposition,
     KroneckerBlock,
@@ -207,8 +207,7 @@ class Posterior:
         >>> {name: tuple(eta.shape) for name, eta in etas.items()}
         {'head.shared.0.weight': (10, 16, 32, 3, 3)}
         """
-        if count < 1:
-            raise BoxcovError(f"a posterior gives at least 1 sample, got a count of {count}")
+        check_whole("count", count)
         source = self.device if generator is None else generator.device
         seed = int(torch.randint(2**62, (), generator=generator, device=source))
         etas: dict[str, Tensor] = {}

@@ -19,6 +19,7 @@ from boxcov._torch.process_state import matrix_precision
 from boxcov.box_layout import log_variances
 from boxcov.detections import PART_BELOW, Detections
 from boxcov.detector import Detector, part_modules
+from boxcov.errors import check_whole
 from boxcov.posterior.kronecker_block import MEMORY
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.forward_mode.derivatives import (
@@ -35,7 +36,7 @@ from boxcov.predict.instances import (
     with_leaves,
 )
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
-from boxcov.predict.predictor import PosteriorPredictor, check_samples, logit_fields
+from boxcov.predict.predictor import PosteriorPredictor, logit_fields
 from boxcov.predict.route import EngineOptions, State, TangentRouter, warn_of_route
 
 _EVERY, _LOGIT = slice(None), slice(-1, None)  # fields of z
@@ -75,7 +76,7 @@ class ExactGLM(PosteriorPredictor):
         engine: EngineOptions | None = None,
     ) -> None:
         if samples is not None:
-            check_samples(samples)
+            check_whole("samples", samples, 2)
         super().__init__(detector, posterior, with_logit, engine)
         self.samples, self.seed = samples, seed
         self._samples = None if samples is None else PosteriorSamples(self.posterior, samples, seed)

@@ -10,7 +10,7 @@ from torch import Tensor
 from boxcov._torch.layers import at_least_float32
 from boxcov.detections import Detections
 from boxcov.detector import Detector
-from boxcov.errors import check_positive
+from boxcov.errors import check_whole
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.linearize import LinearizationPoint
 from boxcov.predict.predictor import PosteriorPredictor, logit_fields
@@ -43,7 +43,7 @@ class GLM(PosteriorPredictor):
         with_logit: bool = False,
     ) -> None:
         if max_boxes is not None:
-            check_positive("max_boxes", max_boxes)
+            check_whole("max_boxes", max_boxes)
         super().__init__(detector, posterior, with_logit)
         self.max_boxes = max_boxes
         self.router = self.build_router()

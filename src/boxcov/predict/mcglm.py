@@ -14,7 +14,7 @@ from torch import Tensor
 from boxcov._torch.process_state import matrix_precision
 from boxcov.detections import Detections
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError, check_choice
+from boxcov.errors import BoxcovError, check_choice, check_whole
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.finite_difference import check_step, finite_differences
 from boxcov.predict.forward_mode.derivatives import (
@@ -26,7 +26,7 @@ from boxcov.predict.forward_mode.derivatives import (
 from boxcov.predict.forward_mode.tangents import NoRule, Tangents
 from boxcov.predict.head.stages import StagedResult
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
-from boxcov.predict.predictor import PosteriorPredictor, check_samples, logit_fields
+from boxcov.predict.predictor import PosteriorPredictor, logit_fields
 from boxcov.predict.route import EngineOptions, Route, Router, State, TangentRouter
 
 Derivative = Literal["jvp", "fd"]
@@ -70,7 +70,7 @@ class MCGLM(PosteriorPredictor):
         with_logit: bool = False,
         engine: EngineOptions | None = None,
     ) -> None:
-        check_samples(samples)
+        check_whole("samples", samples, 2)
         check_choice("derivative", derivative, Derivative)
         if not epsilon > 0:
             raise BoxcovError(f"epsilon must be above 0, got {epsilon}")

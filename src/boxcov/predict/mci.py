@@ -20,13 +20,13 @@ from boxcov._torch.layers import LayerCall, at_least_float32
 from boxcov._torch.modules import LayerCallMode, fresh
 from boxcov.detections import Detections
 from boxcov.detector import Detector, InstanceGroup
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, check_whole
 from boxcov.kfac.losses import select_parameters
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.forward_mode.derivatives import PosteriorSamples, sample_covariance
 from boxcov.predict.instances import InstancesCheck, instance_groups, leaves_read, with_leaves
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector, OnCall
-from boxcov.predict.predictor import Predictor, check_samples, logit_fields
+from boxcov.predict.predictor import Predictor, logit_fields
 from boxcov.predict.route import EngineOptions, Router, State
 
 _DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
@@ -71,7 +71,7 @@ class MCI(Predictor):
         depth: str | Sequence[str] = "head",
         with_logit: bool = False,
     ) -> None:
-        check_samples(samples)
+        check_whole("samples", samples, 2)
         if posterior is not None:
             names = posterior.parameters
         elif dropout is None:

@@ -282,11 +282,3 @@ def logit_fields(row: Tensor | None) -> dict[str, Any]:
     if row is None:
         return {}
     return {"score_variance": row[:, -1].contiguous(), "score_covariance": row[:, :-1].contiguous()}
-
-
-def check_samples(samples: int) -> None:
-    """Raise unless there are at least two samples, which a covariance needs."""
-    if not isinstance(samples, int):
-        raise BoxcovError(f"samples must be a whole number, got {samples!r}")
-    if samples < 2:
-        raise BoxcovError(f"samples must be at least 2 for a covariance, got {samples}")

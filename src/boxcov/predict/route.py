@@ -44,7 +44,7 @@ import torch
 from torch import Tensor
 
 from boxcov._torch.process_state import Precision
-from boxcov.errors import BoxcovError, BoxcovWarning, check_choice, check_positive
+from boxcov.errors import BoxcovError, BoxcovWarning, check_choice, check_whole
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.cuda.static_graph import CaptureError, GraphPass, StaticGraph
 from boxcov.predict.forward_mode.derivatives import TangentPropagation
@@ -89,7 +89,7 @@ class EngineOptions:
         if not 1e-6 <= self.tolerance <= 0.1:
             raise BoxcovError(f"tolerance must lie between 1e-6 and 0.1, got {self.tolerance!r}")
         if self.chunk is not None:
-            check_positive("chunk", self.chunk)
+            check_whole("chunk", self.chunk)
         if self.verify != "always" and (not isinstance(self.verify, int) or self.verify < 1):
             raise BoxcovError(
                 f"verify must be 'always' or a number of calls of at least 1, got {self.verify!r}"

@@ -16,13 +16,13 @@ from boxcov.checks.selections import check_variants, wide_limits
 from boxcov.checks.subject import named_floats
 from boxcov.detector import Detector
 from boxcov.error_model.model import ErrorModel
-from boxcov.errors import BoxcovError, import_package, join_names
+from boxcov.errors import BoxcovError, check_whole, import_package, join_names
 from boxcov.export.onnx.graph import FrameGraph, build_graph
 from boxcov.export.onnx.model import build_model
 from boxcov.files import atomic_write, to_json
 from boxcov.input_file import parse_metadata, read_bytes, reading
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.predictor import check_samples, estimator
+from boxcov.predict.predictor import estimator
 from boxcov.predict.static_frame import MAX_ROWS, WithSignals
 from boxcov.static_selection import StaticLimits, box_rows, check_static_selection, tie_hint
 from boxcov.version import __version__
@@ -122,7 +122,7 @@ def graph_samples(
     if samples is None:
         samples = _calibrated_samples(posterior.error_model) or 10
     if samples != "exact":
-        check_samples(samples)
+        check_whole("samples", samples, 2)
     _check_error_model(detector, posterior, estimator(_method(samples)), limits)
     return samples
 
