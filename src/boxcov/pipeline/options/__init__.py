@@ -10,7 +10,6 @@ from boxcov.pipeline.options.commands import (
     ConvertCommand,
     DemoCommand,
     EvaluateCommand,
-    ExportCommand,
     FitCommand,
     PredictCommand,
     RankCommand,
@@ -23,8 +22,8 @@ from boxcov.pipeline.options.common import (
     MessageOptions,
     PredictedData,
 )
+from boxcov.pipeline.options.deployment import ExportCommand, MonitorCommand, StreamCommand
 from boxcov.pipeline.options.research import BenchCommand, ReproduceCommand, TrainCommand
-from boxcov.pipeline.options.streams import MonitorCommand, StreamCommand
 
 __all__ = [
     "BenchCommand",

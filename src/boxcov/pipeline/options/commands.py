@@ -1,4 +1,4 @@
-"""The options of each command, except those of streams and of research."""
+"""The options of each command, except those of deployment and of research."""
 
 # ruff: noqa: RUF009  (``option`` returns a dataclass field)
 
@@ -17,9 +17,7 @@ from boxcov.pipeline.options.common import (
     FileOptions,
     Format,
     MessageOptions,
-    PointLayout,
     PredictedData,
-    check_image_size,
 )
 from boxcov.pipeline.options.option import (
     DATA,
@@ -299,51 +297,6 @@ class CheckCommand(DetectorOptions):
     sweeps: int = vocabulary.sweeps()
     seed: int = vocabulary.seed()
     device: str = vocabulary.device()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportCommand(DetectorOptions):
-    """Options of ``boxcov export``."""
-
-    out: Path = vocabulary.out(REQUIRED, text="The .onnx file.")
-    force: bool = vocabulary.force()
-    posterior: Path | None = option(
-        None,
-        INPUT,
-        "Posterior written by boxcov fit or calibrate.",
-        shown="small, the calibrated one in the package, for centerpoint:small",
-    )
-    samples: int | None = option(
-        None,
-        METHOD,
-        "Posterior samples, stored as constants in the file.",
-        within="[2, inf)",
-        shown="as the error model was calibrated, or 10",
-    )
-    exact: bool = option(False, METHOD, "The exact covariance of the head instead of samples.")
-    boxes: int = option(
-        100, OUTPUT, "Rows of the outputs: the maximal number of boxes.", within="[1, inf)"
-    )
-    candidates: int = option(
-        256, METHOD, "Maximal number of boxes before NMS, per task or image.", within="[1, inf)"
-    )
-    pairs: int = option(
-        8192, METHOD, "Maximal number of overlapping pairs of rotated boxes.", within="[1, inf)"
-    )
-    example: Path | None = option(
-        None,
-        INPUT,
-        "Frame to check the file on, as for boxcov stream.",
-        shown="a simulated frame, or noise",
-    )
-    points: PointLayout = vocabulary.points()
-    reader: str | None = vocabulary.reader()
-    size: int | None = vocabulary.size()
-    seed: int = vocabulary.seed()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_image_size(self.size)
 
 
 @dataclass(frozen=True, kw_only=True)

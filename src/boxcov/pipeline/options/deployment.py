@@ -1,4 +1,4 @@
-"""The options of the commands that read frames one by one as they come."""
+"""The options of ``boxcov stream``, ``boxcov monitor`` and ``boxcov export``."""
 
 # ruff: noqa: RUF009  (``option`` returns a dataclass field)
 
@@ -10,7 +10,13 @@ from typing import Literal
 
 from boxcov.errors import BoxcovError
 from boxcov.pipeline.options import vocabulary
-from boxcov.pipeline.options.common import DetectorOptions, EstimatorOptions, FileOptions
+from boxcov.pipeline.options.common import (
+    DetectorOptions,
+    EstimatorOptions,
+    FileOptions,
+    PointLayout,
+    check_image_size,
+)
 from boxcov.pipeline.options.option import (
     INPUT,
     METHOD,
@@ -92,3 +98,48 @@ class MonitorCommand(Options):
             raise BoxcovError("--out is for --format prometheus: JSON lines go to stdout")
         if self.save is not None and self.save.suffix != ".json":
             raise BoxcovError(f"--save must name a .json file, got {self.save}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportCommand(DetectorOptions):
+    """Options of ``boxcov export``."""
+
+    out: Path = vocabulary.out(REQUIRED, text="The .onnx file.")
+    force: bool = vocabulary.force()
+    posterior: Path | None = option(
+        None,
+        INPUT,
+        "Posterior written by boxcov fit or calibrate.",
+        shown="small, the calibrated one in the package, for centerpoint:small",
+    )
+    samples: int | None = option(
+        None,
+        METHOD,
+        "Posterior samples, stored as constants in the file.",
+        within="[2, inf)",
+        shown="as the error model was calibrated, or 10",
+    )
+    exact: bool = option(False, METHOD, "The exact covariance of the head instead of samples.")
+    boxes: int = option(
+        100, OUTPUT, "Rows of the outputs: the maximal number of boxes.", within="[1, inf)"
+    )
+    candidates: int = option(
+        256, METHOD, "Maximal number of boxes before NMS, per task or image.", within="[1, inf)"
+    )
+    pairs: int = option(
+        8192, METHOD, "Maximal number of overlapping pairs of rotated boxes.", within="[1, inf)"
+    )
+    example: Path | None = option(
+        None,
+        INPUT,
+        "Frame to check the file on, as for boxcov stream.",
+        shown="a simulated frame, or noise",
+    )
+    points: PointLayout = vocabulary.points()
+    reader: str | None = vocabulary.reader()
+    size: int | None = vocabulary.size()
+    seed: int = vocabulary.seed()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_image_size(self.size)
