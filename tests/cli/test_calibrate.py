@@ -185,7 +185,6 @@ def by_hand(sampled, clouds: Path) -> dict[str, Detections]:
     [
         ("--seed 0", "mcglm", True),
         ("--method mcglm", "mcglm", True),
-        ("--samples 4", "mcglm", True),
         ("--no-calibrated", "mcglm", False),  # the same deviations, without the error model
         ("--no-calibrated --method exact", "exact", False),
     ],
