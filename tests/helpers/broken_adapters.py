@@ -132,6 +132,12 @@ class LabelsFromOne(Base):
         return replace(found, labels=found.labels + 2)
 
 
+class LogitsAsScores(Base):
+    def select(self, raw: Raw) -> Selection:
+        found = super().select(raw)
+        return replace(found, scores=found.scores.logit())
+
+
 class NotFinite(Base):
     def forward(self, inputs: Tensor) -> Raw:
         raw = super().forward(inputs)
@@ -337,6 +343,7 @@ BROKEN: list[tuple[Callable[[], Detector], str, str]] = [
         "parts",
         "'head' names the parameter head.shared.0.weight, not a module",
     ),
+    (LogitsAsScores, "select", r"scores -\d"),
     (FindsNothing, "select", "no instance is selected"),
     (ForwardFails, "forward", "KeyError: 'points'"),
     (FramesMixed, "boxes: in a batch", "in a batch of two"),

@@ -253,10 +253,11 @@ def selection(subject: Subject) -> Finding:
             "use a frame in which the detector finds something, or lower its threshold",
         )
     subject.selection = found
-    return good(
-        f"{len(found)} instances, scores {float(found.scores.min()):.3g} "
-        f"to {float(found.scores.max()):.3g}"
-    )
+    low, high = float(found.scores.min()), float(found.scores.max())
+    seen = f"{len(found)} instances, scores {low:.3g} to {high:.3g}"
+    if low < 0 or high > 1:
+        return bad(seen, "return probabilities, from 0 to 1: the error model uses their logits")
+    return good(seen)
 
 
 def _selection_problem(found: Any, frames: int | None) -> str:

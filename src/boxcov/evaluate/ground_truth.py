@@ -35,7 +35,10 @@ def check_targets(targets: Any, number: int) -> None:
     """
     names = ("boxes", "labels")
     if not isinstance(targets, (list, tuple)) or not all(
-        isinstance(target, Mapping) and all(name in target for name in names) for target in targets
+        isinstance(target, Mapping)
+        and all(hasattr(target.get(name), "__len__") for name in names)
+        and len(target["boxes"]) == len(target["labels"])
+        for target in targets
     ):
         raise BoxcovError(
             f"the targets of item {number} are no list of one dict per frame with boxes (n, D) and "
