@@ -49,8 +49,7 @@ SETS: dict[str, tuple[str, int, int]] = {  # name: scenario, seed, frames
     "develop-mirror": (MIRROR, 4343, 60),
     "test-mirror": (MIRROR, 778, 60),
 }
-# frames with dropout, identity, NMS and further networks
-BASELINES = {"fit": 542, "develop": 208, "test": 300, "confirm": 300}
+BASELINES = {"fit": 542, "develop": 208, "test": 300}  # frames with dropout, identity and NMS
 N_TRAIN = 3500
 PRIOR = 100.0
 
@@ -216,7 +215,7 @@ def collect_ensemble(args: argparse.Namespace) -> None:
         scenario, seed, _ = SETS[name]
         with np.load(args.out / f"{name}.npz") as file:
             boxes, labels, frame = (file[key] for key in ("boxes", "labels", "frame"))
-        count = min(int(frame.max()) + 1, BASELINES.get(name, 60), args.most)
+        count = min(int(frame.max()) + 1, BASELINES.get(name, SETS[name][2]), args.most)
         frames = frames_of(scenario, seed, count, args.device)
         parts = []
         for number in range(count):

@@ -18,7 +18,7 @@ The protocol, fixed before the test frames were read:
 
 One further look, at 300 new frames (``confirm``, seed 2777), written before they were collected:
 
-python studies/collect.py boxes --out OUT --sets confirm --bare --device cuda
+python studies/collect.py boxes --out OUT --sets confirm --device cuda
 python studies/collect.py ensemble --out OUT --sets confirm --members A B C D --device cuda
 python studies/error_model.py --root OUT --out RESULTS --test confirm --rows ROW ROW ROW
 
