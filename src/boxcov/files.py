@@ -82,9 +82,7 @@ def without_nan(value: Any) -> Any:
         return {key: without_nan(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
         return [without_nan(entry) for entry in value]
-    if isinstance(value, float):
-        return float(value) if isfinite(value) else None
-    return value
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def write_json(path: str | Path, value: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,6 @@ from boxcov.evaluate.quality import (
     ranks,
 )
 from boxcov.evaluate.records import Records
-from boxcov.files import without_nan
 
 Array = NDArray[Any]
 RANKINGS = ("AUROC", "AUSE")
@@ -71,7 +71,7 @@ def summarise(records: Records, replicates: int = 200, seed: int = 0) -> dict[st
         cells[name][error] = dict(zip(keys, (*interval, *chance)))
     parts = partitions(records.iou, records.l2, records.uncertainty)
     counts = np.bincount(np.asarray(records.labels, dtype=int), minlength=len(records.classes))
-    return without_nan(
+    return _json_values(
         {
             "boxes": len(records),
             "paired": int(records.paired.sum()),
@@ -144,7 +144,7 @@ def compare(
     values = of_a(np.arange(len(a))) - of_b(np.arange(len(b)))
     found: dict[str, dict[str, Any]] = {name: {} for name in MEASURES}
     for (name, error), *interval in zip(_CELLS, values, low, high):
-        found[name][error] = without_nan(dict(zip(("value", "low", "high"), interval)))
+        found[name][error] = _json_values(dict(zip(("value", "low", "high"), interval)))
     return found
 
 
@@ -225,3 +225,12 @@ def _by_group(
         for name, rows in groups.items()
         if len(rows)
     }
+
+
+def _json_values(value: Any) -> Any:
+    """Replace numbers that are not finite by None."""
+    if isinstance(value, dict):
+        return {key: _json_values(entry) for key, entry in value.items()}
+    if isinstance(value, float):
+        return float(value) if isfinite(value) else None
+    return value
