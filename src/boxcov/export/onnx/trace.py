@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._decomp import core_aten_decompositions
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from boxcov.errors import BoxcovError
@@ -42,7 +44,8 @@ def trace(
     """
     options: Any = {"tracing_mode": "real", "_allow_non_fake_inputs": True}
     options["_error_on_data_dependent_ops"] = not may_read
-    with torch.no_grad():
+    # one mode for the shapes of all nodes: without it make_fx builds one for each
+    with torch.no_grad(), tracing(TracingContext(FakeTensorMode())):
         plain: Any = make_fx(run, **options)(*inputs)
         functional = torch.func.functionalize(plain, remove="mutations")
         graph: fx.GraphModule = make_fx(functional, DECOMPOSITIONS, **options)(*inputs)
