@@ -265,4 +265,4 @@ def _format_line(cells: Sequence[object]) -> str:
     """Return the cells in columns of fixed width."""
     first, *others = cells
     widths = (10, 7, 10, 32, 10, 10)
-    return f"{first:20}" + "".join(f"{cell!s:>{width}}" for cell, width in zip(others, widths))
+    return f"{first:22}" + "".join(f"{cell!s:>{width}}" for cell, width in zip(others, widths))
