@@ -237,8 +237,8 @@ def test_workers_of_a_killed_process_hold_nothing(tmp_path) -> None:
     code = HOLDER.replace(
         '    print("held", flush=True)',
         "    import os, time\n    if not os.fork():\n"
-        '        print("forked", flush=True)\n        time.sleep(60)\n'
-        '    print("held", flush=True)',
+        '        os.write(1, b"forked\\n")\n        time.sleep(60)\n'
+        '    os.write(1, b"held\\n")',  # print may write text and end of line one by one
     )
     words = [sys.executable, "-c", code, str(tmp_path / "out")]
     with subprocess.Popen(
