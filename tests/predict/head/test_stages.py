@@ -295,6 +295,24 @@ def test_merged_variances_stay_within_the_tolerance(posterior) -> None:
     assert fit_separable(wide, names, 1e-2).n_merged == 0
 
 
+@pytest.mark.parametrize("count", [1, 30])
+def test_equal_eigenvalues_of_a_compressed_posterior_are_merged(data, posterior, count) -> None:
+    """At the default tolerance, although they are not negligible against the prior."""
+    tau, names = 1e5, ["head.shared.0"]
+    smaller = posterior.with_prior(tau).compress(0.01)
+    found = fit_separable(smaller, names, 1e-5, merge=True)
+    least = float(smaller.blocks[names[0]].Q.values[0, 0])
+    assert least > 1e-3 * tau / float((smaller.n_data * smaller.blocks[names[0]].H.values).max())
+    assert found.n_merged
+    assert float((variances(found) / smaller.variances(names[0])[0] - 1).abs().max()) < 1.1e-5
+    detector = chosen(count)
+    assert relative(*both_ways(detector, smaller, data[0][0])) < 1e-4
+    model = ExactGLM(detector, smaller)
+    model(data[0][0])
+    stem = model.router.staged_head.weights.stem[0].posterior
+    assert stem.U.shape[1] == len(smaller.blocks[names[0]].Q.values[0]) - found.n_merged
+
+
 @pytest.mark.parametrize("tolerance", [0, -1, 0.2, float("nan")])
 def test_a_tolerance_out_of_range_is_refused(posterior, tolerance: float) -> None:
     with pytest.raises(BoxcovError, match=r"tolerance must lie between 1e-6 and 0\.1"):

@@ -8,9 +8,9 @@ function of p it is ``1 / (n m_p)`` times ``1 / (a + l_q)`` at ``a = tau / (n m_
 
 and layers that share the input factor share h. The q are cut into bands, because a narrow range of
 l needs few terms: most eigenvalues of a factor are so small that two or three terms are enough.
-Where the smallest eigenvalues are negligible against the prior, one variance serves all of them.
-Their eigenvectors are then not needed: they enter only through the remainder of an input after
-its projection on the other eigenvectors.
+Where the smallest eigenvalues are negligible against the prior, or equal, as those of a compressed
+posterior are, one variance serves all of them. Their eigenvectors are then not needed: they enter
+only through the remainder of an input after its projection on the other eigenvectors.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def fit_separable(
             return None
         bands.append((band, terms.h.T.to(dtype).contiguous()))
         nodes.append(terms.nodes)
-    if n_merged:  # half the largest of them represents them all
-        nodes.append(l[n_merged - 1 : n_merged] / 2)
+    if n_merged:  # their middle represents them all
+        nodes.append((l[:1].clamp(min=0) + l[n_merged - 1 : n_merged]) / 2)
     beta = torch.cat(nodes)
     F = tuple((1 / (tau + nm.unsqueeze(1) * beta)).to(dtype) for nm, tau in curvatures)
     return Separable(F, tuple(bands), n_merged)
@@ -97,7 +97,8 @@ def _count_mergeable(l: Tensor, low: float, tolerance: float) -> int:
 
     The number of the others is a multiple of four, and at least four.
     """
-    kept = max(len(l) - int((l.clamp(min=0) <= 2 * tolerance * low).sum()), 1)
+    least = float(l[0].clamp(min=0))
+    kept = max(len(l) - int((l <= least + 2 * tolerance * (low + least)).sum()), 1)
     kept += -kept % 4
     return len(l) - kept if 2 * kept < 0.9 * len(l) else 0
 

@@ -42,8 +42,13 @@ class StagePosterior:
 
     def project(self, A: Tensor) -> Tensor:
         """alpha: ``A U`` of inputs A (L + 1, n_in), with a remainder ``[A U, A - A U U^T]``."""
-        alpha = A @ self.U
-        return torch.cat([alpha, A - alpha @ self.U.T], 1) if self.has_remainder else alpha
+        if not self.has_remainder:
+            return A @ self.U
+        kept = self.U.shape[1]
+        alpha = A.new_empty(len(A), kept + A.shape[1])
+        projected = torch.mm(A, self.U, out=alpha[:, :kept])
+        torch.addmm(A, projected, self.U.T, alpha=-1, out=alpha[:, kept:])
+        return alpha
 
     def select(self, kinds: slice | Tensor) -> StagePosterior:
         """The layers of some kinds."""
