@@ -50,6 +50,26 @@ def test_every_method_has_a_row(measured) -> None:
     assert "glm as published" in benchmarking.format_table(rows)
 
 
+def test_a_calibrated_posterior_is_timed_with_its_error_model() -> None:
+    detector = boxcov.detectors.centerpoint.load("small")
+    options = BenchCommand(posterior=Path("small"), samples=(2,))
+    (posterior,) = benchmarking.posteriors_to_time(detector, [], options)
+    inputs = boxcov.data.simulated.frames(seed=3, count=1)[0][0]
+    entries = benchmarking.method_entries(detector, posterior, options, inputs)
+    assert [entry.method for entry in entries[:3]] == ["plain", "exact", "exact and error model"]
+    _, exact, calibrated = (entry.call(inputs) for entry in entries[:3])
+    assert exact.scale is None
+    assert calibrated.scale is not None
+    assert torch.equal(exact.covariance, calibrated.covariance)
+
+
+def test_depth_of_a_given_posterior_is_refused() -> None:
+    with pytest.raises(BoxcovError, match="--depth is for a fitted posterior"):
+        BenchCommand(posterior=Path("small"), depth=("neck",))
+    with pytest.raises(BoxcovError, match="absent: no such file"):
+        BenchCommand(posterior=Path("absent"))
+
+
 @pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="a CPU's memory is counted on Linux alone"
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -59,18 +59,31 @@ def run(options: BenchCommand, progress: Progress | None = None) -> list[dict[st
     inputs = [ready(frame, torch.device(device)) for frame, _ in items[: options.frames]]
     rows: list[dict[str, Any]] = []
     box_counts = options.boxes or (None,)
-    total = len(options.depth) * len(box_counts)
-    for depth in options.depth:
-        with catch_warnings():
-            simplefilter("ignore")  # few frames reach few classes: the speed is the same
-            posterior = fit(detector, items[options.frames :], depth, n_data=3000)
+    posteriors = posteriors_to_time(detector, items[options.frames :], options)
+    total = max(len(options.depth), 1) * len(box_counts)
+    for posterior in posteriors:
         for count in box_counts:
             model = detector if count is None else with_box_count(detector, count)
-            entries = method_entries(model, posterior, options, inputs[0])
-            rows += measure(model, entries, inputs, options.repeats, device, depth)
+            own = posterior if count is None else posterior.with_error_model(None)
+            entries = method_entries(model, own, options, inputs[0])
+            rows += measure(model, entries, inputs, options.repeats, device, posterior.depth)
             if progress is not None:
                 progress(sum(row["method"] == "plain" for row in rows), total)
     return rows
+
+
+def posteriors_to_time(
+    detector: Detector, frames: Sequence[Any], options: BenchCommand
+) -> Iterator[Posterior]:
+    """Yield the posterior that is given, or one per depth, fitted on the frames."""
+    if options.posterior is not None:
+        yield Posterior.load(options.posterior, detector)
+        return
+    for depth in options.depth or ("head",):
+        with catch_warnings():
+            simplefilter("ignore")  # few frames reach few classes: the speed is the same
+            posterior = fit(detector, frames, depth, n_data=3000)
+        yield posterior
 
 
 def with_box_count(detector: Detector, count: int) -> Detector:
@@ -97,17 +110,22 @@ def method_entries(
 ) -> list[Entry]:
     """Return the methods to compare; example: a frame for ``boxcov.compile``.
 
-    Below the head the exact covariance takes one backward pass per output, so it is combined with k
-    samples there.
+    An error model of exact covariances is timed beside them. Below the head the exact covariance
+    takes one backward pass per output, so it is combined with k samples there.
     """
     is_deep, samples, seed = posterior.depth != "head", options.samples, options.seed
     found = [Entry("plain", None, detector.detect)]
-    if not is_deep:
-        found.append(Entry("exact", None, ExactGLM(detector, posterior)))
-    if not is_deep and next(detector.parameters()).device.type == "cuda":
-        model = ExactGLM(detector, posterior, engine=EngineOptions(precision="tf32"))
-        found.append(Entry("exact, tf32", None, model))
-        found += compiled_entries(detector, model, example)
+    calibrated, posterior = posterior, posterior.with_error_model(None)
+    timed = {} if is_deep else {"exact": posterior}
+    own = calibrated.error_model
+    if timed and own is not None and own.method == ("exact", None):
+        timed["exact and error model"] = calibrated
+    found += [Entry(name, None, ExactGLM(detector, one)) for name, one in timed.items()]
+    if next(detector.parameters()).device.type == "cuda":
+        tf32 = EngineOptions(precision="tf32")
+        models = {f"{name}, tf32": ExactGLM(detector, p, engine=tf32) for name, p in timed.items()}
+        found += [Entry(name, None, model) for name, model in models.items()]
+        found += compiled_entries({"plain": detector, **models}, example) if models else []
     for k in samples:
         if is_deep:
             combined = ExactGLM(detector, posterior, k, seed)
@@ -124,11 +142,11 @@ def method_entries(
     return [*found, Entry("glm as published", None, glm, f"extrapolated {note}", slow=True)]
 
 
-def compiled_entries(detector: Detector, model: ExactGLM, example: Any) -> list[Entry]:
-    """Return the detector and the model as ``boxcov.compile`` makes them, for a GPU."""
+def compiled_entries(sources: Mapping[str, Detector | ExactGLM], example: Any) -> list[Entry]:
+    """Return detector and models as ``boxcov.compile`` makes them, for a GPU."""
     limits, found = StaticLimits(boxes=256, candidates=500, pairs=60_000), []
     for form in ("compiled", "fused"):
-        for name, source in (("plain", detector), ("exact, tf32", model)):
+        for name, source in sources.items():
             try:
                 call: Any = compile(source, example, limits, fused=form == "fused")
                 found.append(Entry(f"{name}, {form}", None, call))
@@ -265,4 +283,4 @@ def _format_line(cells: Sequence[object]) -> str:
     """Return the cells in columns of fixed width."""
     first, *others = cells
     widths = (10, 7, 10, 32, 10, 10)
-    return f"{first:22}" + "".join(f"{cell!s:>{width}}" for cell, width in zip(others, widths))
+    return f"{first:36}" + "".join(f"{cell!s:>{width}}" for cell, width in zip(others, widths))

@@ -162,9 +162,7 @@ class EstimatorOptions(Options):
                 raise BoxcovError(f"the method {method} has no option --{name}: {advice}")
         if self.epsilon is not None and self.derivative != "fd":
             raise BoxcovError("--epsilon is the step of --derivative fd: forward mode has no step")
-        is_shipped = self.posterior == SHIPPED_POSTERIOR
-        if self.posterior is not None and not is_shipped and not self.posterior.is_file():
-            raise BoxcovError(f"{self.posterior}: no such file: write a posterior with boxcov fit")
+        check_posterior(self.posterior)
 
     def for_detector(self, detector: str) -> EstimatorOptions:
         """Return the options with the posterior in the package, if none is given and it fits."""
@@ -179,6 +177,12 @@ class EstimatorOptions(Options):
             return self
         own = samples if self.samples is None else self.samples
         return replace(self, method=cast(Method, method), samples=own)
+
+
+def check_posterior(path: Path | None) -> None:
+    """Raise if a posterior is given that is neither a file nor that of the package."""
+    if path is not None and path != SHIPPED_POSTERIOR and not path.is_file():
+        raise BoxcovError(f"{path}: no such file: write a posterior with boxcov fit")
 
 
 def default_posterior(detector: str, user: str) -> Path:

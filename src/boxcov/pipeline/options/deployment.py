@@ -16,6 +16,7 @@ from boxcov.pipeline.options.common import (
     FileOptions,
     PointLayout,
     check_image_size,
+    check_posterior,
 )
 from boxcov.pipeline.options.option import (
     INPUT,
@@ -142,4 +143,5 @@ class ExportCommand(DetectorOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_posterior(self.posterior)
         check_image_size(self.size)

@@ -7,8 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from boxcov.errors import BoxcovError
 from boxcov.pipeline.options import vocabulary
-from boxcov.pipeline.options.common import DetectorOptions
+from boxcov.pipeline.options.common import DetectorOptions, check_posterior
 from boxcov.pipeline.options.option import INPUT, METHOD, OUTPUT, REQUIRED, Options, option
 
 
@@ -56,13 +57,28 @@ class BenchCommand(DetectorOptions):
     samples: tuple[int, ...] = option(
         (10,), METHOD, "Monte Carlo samples; may be repeated.", within="[2, inf)"
     )
+    posterior: Path | None = option(
+        None,
+        INPUT,
+        "Posterior to time, written by boxcov fit or calibrate, with its error model.",
+        shown="one fitted on four frames",
+    )
     depth: tuple[str, ...] = option(
-        ("head",), METHOD, "Depth of the posterior: head, neck or backbone; may be repeated."
+        (),
+        METHOD,
+        "Depth of a fitted posterior: head, neck or backbone; may be repeated.",
+        shown="head",
     )
     frames: int = option(3, INPUT, "Frames to time.", within="[1, inf)")
     repeats: int = option(7, METHOD, "Repetitions per frame.", within="[1, inf)")
     seed: int = vocabulary.seed()
     device: str = vocabulary.device()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_posterior(self.posterior)
+        if self.posterior is not None and self.depth:
+            raise BoxcovError("--depth is for a fitted posterior: remove it, or --posterior")
 
 
 @dataclass(frozen=True, kw_only=True)
