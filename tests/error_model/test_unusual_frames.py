@@ -17,6 +17,7 @@ from boxcov.error_model.inputs import frame_certainty
 from boxcov.error_model.regions import LEVELS
 from boxcov.error_model.unusual_frames import GATE, certainty_bound, fit_widening
 from boxcov.predict.predictor import Predictor
+from boxcov.result_check import check_result
 from helpers.error_models import make_error_model
 
 FIELDS = ("x", "y", "yaw")
@@ -84,6 +85,23 @@ def test_factors_make_stress_regions_hold() -> None:
     torch.testing.assert_close(wide.predictive.diagonal(dim1=1, dim2=2)[unusual].sqrt(), sd)
 
 
+def test_too_few_stress_boxes_give_infinite_regions() -> None:
+    found, errors, iou, paired = stress_case(160)
+    unusual = frame_certainty(found) < 0.5
+    assert 50 <= int((unusual & paired).sum()) < 99  # a level of 0.99 needs 99 boxes
+    errors[:, 2] = torch.nan  # no labels of the yaw
+    found.region_widths[:, :, 0] = 0.0
+    widening = fit_widening(torch.tensor(0.5), found, errors, iou, paired)
+    wide = widening(found)
+    assert bool(widening.factors[:-1, 1].isfinite().all())
+    assert bool(wide.region(0.99)[unusual].isinf().all())
+    assert bool(wide.region(0.99, joint=True)[unusual].isinf().all())
+    assert bool(wide.region(0.5)[unusual][:, [0, 2]].isinf().all())  # no factor is large enough
+    assert torch.equal(wide.scale[:, 2], found.scale[:, 2])
+    assert torch.equal(wide.region_widths[~unusual], found.region_widths[~unusual])
+    check_result(wide, "widened")
+
+
 def test_risk_of_unusual_frames_is_calibrated_and_higher() -> None:
     found, errors, _, paired = stress_case(20000)
     rng = np.random.default_rng(0)
@@ -137,3 +155,15 @@ def test_a_file_keeps_the_widening(widened: Predictor, small: TinyCenter, tmp_pa
     assert torch.equal(one.region(0.9), two.region(0.9))
     own = loaded.error_model.widening.tensors()
     assert all(torch.equal(t, own[n]) for n, t in widened.error_model.widening.tensors().items())
+
+
+@pytest.mark.parametrize("factor", [0.5, float("nan")])
+def test_factors_below_one_are_refused(
+    widened: Predictor, small: TinyCenter, tmp_path: Path, factor: float
+) -> None:
+    model = widened.error_model
+    factors = torch.full_like(model.widening.factors, factor)
+    bad = replace(model, widening=replace(model.widening, factors=factors))
+    widened.posterior.with_error_model(bad).save(tmp_path / "w.safetensors")
+    with pytest.raises(BoxcovError, match=r"widening\.factors of the error model is out of range"):
+        Posterior.load(tmp_path / "w.safetensors", small)

@@ -30,6 +30,8 @@ _NAMES = (  # of what is not a tensor
 )
 _WIDENING = "widening."  # prefix of its tensors
 _TENSORS = ("centre", "spread", "unit", "dof", "noise", "correlation")
+_WIDER = (f"{_WIDENING}factors", f"{_WIDENING}joint")
+_OPEN = ("quantiles", "joint", "unit", "groups", f"{_WIDENING}bound", *_WIDER)  # may be infinite
 
 
 class FreeInputs(NamedTuple):
@@ -314,7 +316,7 @@ def _check_numbers(model: ErrorModel) -> None:
     for name, tensor in tensors.items():
         if name != "groups" and tensor.dtype != torch.float32:
             raise ValueError(f"{name} of the error model is {tensor.dtype}, expected float32")
-        may_be_open = name in ("quantiles", "joint", "unit", "groups", f"{_WIDENING}bound")
+        may_be_open = name in _OPEN
         if not may_be_open and not bool(tensor.isfinite().all()):
             raise ValueError(f"{name} of the error model holds a NaN or an infinity")
     unit, dof, R = model.unit, model.dof, model.correlation
@@ -325,6 +327,7 @@ def _check_numbers(model: ErrorModel) -> None:
         "unit": (unit >= 1 / MAX_UNIT) & (unit <= MAX_UNIT) | unit.isnan(),
         "quantiles": model.regions.quantiles >= 0,
         "joint": model.regions.joint >= 0,
+        **{name: tensors[name] >= 1 for name in _WIDER if name in tensors},
         "correlation": torch.stack(list(properties(R[None]).values()))[:, 0],
         "diagonal of the correlation": (R.diagonal() - 1).abs() <= 1e-3,
     }

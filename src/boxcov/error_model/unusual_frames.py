@@ -35,7 +35,7 @@ class Widening:
     """What changes for the boxes of unusual frames."""
 
     bound: Tensor  # () frames with a lower certainty are unusual
-    factors: Tensor  # (L, D) of the half widths, at least 1
+    factors: Tensor  # (L, D) of the half widths, at least 1; infinite with too few stress boxes
     joint: Tensor  # (L,) of the half widths that hold all fields
     no_object: Tensor  # (2,) offset and slope of the logit
     iou_below: Tensor  # (2,)
@@ -50,10 +50,11 @@ class Widening:
         factors = self.factors.where(is_unusual[:, None, None], 1.0)  # (m, L, D)
         joint = self.joint[:, None].where(is_unusual[:, None, None], 1.0)
         scale = factors[:, _SCALE]
+        scale = scale.where(scale < torch.inf, 1.0)  # a field without labels in stress frames
         return replace(
             found,
-            region_widths=found.region_widths * factors,
-            joint_widths=found.joint_widths * joint,
+            region_widths=_widen(found.region_widths, factors),
+            joint_widths=_widen(found.joint_widths, joint),
             scale=found.scale * scale,
             predictive=found.predictive * scale[:, :, None] * scale[:, None, :],
             no_object=_raise(found.no_object, self.no_object, is_unusual),
@@ -63,6 +64,10 @@ class Widening:
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def _widen(widths: Tensor, factors: Tensor) -> Tensor:
+    return torch.where(factors < torch.inf, widths * factors, widths + torch.inf)  # not 0 * inf
 
 
 def _raise(p: Tensor | None, line: Tensor, rows: Tensor) -> Tensor:
@@ -122,7 +127,7 @@ def _factors(ratios: Tensor) -> Tensor:
     """Return the factor (L,) of each level that makes its share of the ratios (n, L) hold."""
     pairs = zip(LEVELS, ratios.unbind(1))
     found = torch.stack([conformal_quantiles(column, (level,))[0] for level, column in pairs])
-    return found.where(found.isfinite(), 1.0).clamp(min=1.0)  # infinite widths stay as they are
+    return found.clamp(min=1.0)
 
 
 def _logit_line(p: Tensor, happened: Tensor) -> Tensor:
