@@ -50,6 +50,8 @@ def test_boxes_and_covariances_stay_bit_for_bit(
     for name in ("boxes", "scores", "labels", "frame", "covariance"):
         assert torch.equal(getattr(plain, name), getattr(found, name)), name
     assert plain.no_object is None
+    assert plain.meta["error_model"] is None  # says that it is uncalibrated
+    assert found.meta["error_model"] == calibrated.error_model.summary()
     assert all(torch.equal(value, state[name]) for name, value in small.state_dict().items())
     assert not small.training
     assert not any(module._forward_hooks for module in small.modules())
@@ -136,6 +138,15 @@ def test_an_error_model_of_something_else_is_refused(
     ):
         with pytest.raises(BoxcovError, match=message):
             ExactGLM(small, posterior.with_error_model(replace(model, **change)))
+
+
+def test_missing_signals_are_named(calibrated: Predictor, image: torch.Tensor) -> None:
+    found = calibrated.with_signals(image)
+    names = [name for name in found.meta["signals"] if name != "class margin"]
+    index = [found.meta["signals"].index(name) for name in names]
+    fewer = replace(found, signals=found.signals[:, index], meta={**found.meta, "signals": names})
+    with pytest.raises(BoxcovError, match="needs signal class margin, which these detections lack"):
+        calibrated.error_model.apply(fewer)
 
 
 def damages() -> dict[str, Any]:

@@ -214,7 +214,7 @@ class Predictor(ABC):
         """What every method says about the detector."""
         logit = {"with_logit": True} if self.with_logit else {}
         bound = {"weights_sha256": self._fingerprint, "configuration": self._configuration}
-        return {**logit, **bound}
+        return {**logit, **bound, "error_model": None}  # until one is applied: uncalibrated
 
 
 class PosteriorPredictor(Predictor):
