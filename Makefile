@@ -12,7 +12,7 @@ ADAPTERS := .venv/adapters
 ADAPTERS_ENV := LD_LIBRARY_PATH=$(CURDIR)/$(ADAPTERS)/cuda YOLO_CONFIG_DIR=$(CURDIR)/$(ADAPTERS) \
 	YOLO_OFFLINE=true YOLO_AUTOINSTALL=false
 
-.PHONY: demo test lint docs results pictures notebook walks test-slow test-adapters test-upstream wheel release audit hashes bench clean
+.PHONY: demo test lint docs results pictures notebook walks small-posterior test-slow test-adapters test-upstream wheel release audit hashes bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/boxcov demo --out demo
@@ -49,6 +49,15 @@ notebook: $(INSTALLED)
 # measure which files typical calls enter, and write them to docs/concepts/architecture.md
 walks: $(INSTALLED)
 	$(BIN)/python tools/walk.py
+
+# build/small-posterior.safetensors: posterior and error model of `small`, as in the package; six
+# minutes on one core
+small-posterior: $(INSTALLED)
+	mkdir -p build
+	$(BIN)/boxcov fit --detector centerpoint:small --data simulated:clear --count 100 \
+		--n-data 3500 --compress 0.01 --out build/posterior.safetensors --force
+	$(BIN)/boxcov calibrate --posterior build/posterior.safetensors --data simulated:clear \
+		--count 300 --out build/small-posterior.safetensors --force
 
 # kills, damaged files, mutants and long runs; build/test-slow.xml has the outcome and the seconds
 # of each

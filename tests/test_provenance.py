@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,20 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from boxcov import GLM, MCGLM, MCI, Detections, ExactGLM, FitOptions, __version__, fit
+from boxcov import (
+    GLM,
+    MCGLM,
+    MCI,
+    Detections,
+    ExactGLM,
+    FitOptions,
+    Posterior,
+    __version__,
+    fit,
+)
 from boxcov._torch.modules import fingerprint
 from boxcov.data import shapes
+from boxcov.detectors import centerpoint
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.files import write_safetensors
 from helpers.command_line import boxcov, small_network
@@ -137,3 +149,16 @@ def test_temporary_files_have_recognisable_names(tmp_path, monkeypatch) -> None:
     write_safetensors(tmp_path / "x.safetensors", {"a": torch.ones(3)}, {"about": "it"})
     assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]
     assert torch.equal(load_file(tmp_path / "x.safetensors")["a"], torch.ones(3))
+
+
+def test_the_shipped_posterior_is_that_of_its_make_target() -> None:
+    makefile = Path(__file__).parents[1].joinpath("Makefile").read_text()
+    rule = makefile.split("\nsmall-posterior:")[1].split("\n\n")[0]
+    counts = [int(n) for n in re.findall(r"--count (\d+)", rule)]
+    n_data, bound = (float(re.search(rf"--{o} ([\d.]+)", rule)[1]) for o in ("n-data", "compress"))
+    posterior = Posterior.load("small", centerpoint.load("small"))
+    fitted = posterior.error_model.provenance
+    assert [posterior.frames, fitted["frames"]] == counts
+    assert posterior.n_data == n_data
+    assert 0 < posterior.error <= bound
+    assert fitted["data"] == "simulated:clear val seed 0"
