@@ -232,7 +232,7 @@ def test_results_of_an_error_model(frames: coco.Coco, tmp_path: Path) -> None:
         None,
     ]
     assert "flipped" not in first
-    widths = found[0].joint_widths[0, 3] / scale  # at 90 %
+    widths = found[0].region(0.95)[0] / scale  # both sides are inside in at least 90 %
     assert first["region_widths"][14] == pytest.approx(float(widths[0] + widths[2]), rel=1e-6)
     for a, b in zip(found, coco.read_results(tmp_path / "found.json", frames), strict=True):
         for name in ("no_object", "iou_below", "misplaced", "risk", "predictive"):

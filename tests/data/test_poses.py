@@ -147,10 +147,38 @@ def test_scales_and_widths_of_rotated_boxes() -> None:
     assert bool(there.dof[mixed].isnan().all())
     torch.testing.assert_close(there.region(0.9)[:, kept], found.region(0.9)[:, kept].double())
     c, s = 0.75**0.5, 0.5
-    x, y, z = found.region(0.9, joint=True)[:, :3].double().unbind(1)
-    bounds = torch.stack([c * x + s * y, s * x + c * y, z], 1)
+
+    def turned(widths: Tensor, widths_of_z: Tensor) -> Tensor:
+        x, y, _ = widths[:, :3].double().unbind(1)
+        return torch.stack([c * x + s * y, s * x + c * y, widths_of_z[:, 2].double()], 1)
+
+    # x and y are both inside at 0.95 in at least 90 %; z is not mixed
+    bounds = turned(found.region(0.95), found.region(0.9))
     torch.testing.assert_close(there.region(0.9)[:, :3], bounds)
-    torch.testing.assert_close(there.region(0.9, joint=True)[:, :3], bounds)
+    joint = found.region(0.99, joint=True)  # no level is high enough for two
+    bounds = turned(joint, found.region(0.99))
+    torch.testing.assert_close(there.region(0.99)[:, :3], bounds)
+    torch.testing.assert_close(there.region(0.99, joint=True)[:, :3], turned(joint, joint))
+
+
+def test_mapped_half_widths_hold_their_level() -> None:
+    """Also in the worst case of x and y, and a velocity with large errors does not widen them."""
+    found = calibrated(1)
+    levels = found.meta["error_model"]["levels"]
+    single = torch.tensor(levels)[None, :, None].repeat(1, 1, 9)  # |x| and |y| are uniform
+    far = replace(found, region_widths=single, joint_widths=1e3 * single)
+    there = transform_detections(far, pose(Rotation.from_euler("z", 45, degrees=True)))
+    x = torch.arange(0.5, 10_000).double() / 10_000
+    for level in levels[:-1]:
+        y = torch.where(x > 2 * level - 1, 2 * level - x, x) + 1e-6  # uniform, too
+        mapped = (x + y) * 0.5**0.5
+        same_level = (mapped <= level * 2**0.5).double().mean()
+        assert float(same_level) == pytest.approx(2 * level - 1, abs=1e-3)
+        width = there.region(level)[0, 0]
+        assert float((mapped <= width).double().mean()) >= level
+        assert float(width) <= 2**0.5
+    assert float(there.region(0.99)[0, 0]) > 1e3
+    assert bool((there.region_widths.diff(dim=1) >= 0).all())
 
 
 def test_mapped_regions_hold_what_the_joint_region_holds() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import pi
 from typing import Any
@@ -81,8 +81,8 @@ def propagate(
 
     Probabilities and signals stay. A scale or a half width is exact if it has a source. It cannot
     be computed for a field that mixes several, as x and y in a rotation: the scale is NaN there,
-    and the half width that of a box around the joint region, which holds at least the same share
-    of the errors, but is wider. ``predictive`` is exact for every field.
+    and the half width one that holds at least the same share of the errors, but is wider, see
+    ``_mixed_widths``. ``predictive`` is exact for every field.
     """
     ignored = len(detections.fields) - jacobian.shape[2]
     J = torch.nn.functional.pad(jacobian, (0, ignored))
@@ -125,9 +125,29 @@ def _scales_and_widths(detections: Detections, J: Tensor, sources: Sources) -> d
         )
     if single is not None and joint is not None:
         mapped["joint_widths"] = around = _weighted_sum(joint.to(J), size)
-        mapped["region_widths"] = _weighted_sum(single.to(J), size).where(is_single, around)
+        mixed = _mixed_widths(single.to(J), around, size, about["levels"])
+        mapped["region_widths"] = _weighted_sum(single.to(J), size).where(is_single, mixed)
     dof = [None if i is None else about["dof"][i] for i in of]
     return {**mapped, "meta": {**detections.meta, "error_model": {**about, "dof": dof}}}
+
+
+def _mixed_widths(single: Tensor, around: Tensor, size: Tensor, levels: Sequence[float]) -> Tensor:
+    """Return half widths (m, L, E) of fields that mix several, from those of each field (m, L, D).
+
+    n fields that are all inside at a level of ``1 - alpha / n`` each bound their sum at 1 - alpha.
+    Where there is no such level, or too few boxes for it, ``around`` (m, L, E) is taken: it bounds
+    the joint region, but one field with large errors, as a velocity, widens it for all.
+    """
+    if not len(single):
+        return around
+    counts = (size > 0).sum(2).amax(0)  # (E,)
+    widths, beyond = around, torch.cat([single, torch.full_like(single[:, :1], torch.inf)], 1)
+    for n in counts.unique().tolist():
+        needed = [1 - (1 - level) / max(n, 1) - 1e-9 for level in levels]
+        index = [sum(level < least for level in levels) for least in needed]  # L if there is none
+        bound = _weighted_sum(beyond[:, index], size)
+        widths = bound.where((counts == n) & (bound < torch.inf), widths)
+    return widths.cummax(1).values  # a higher level is nowhere narrower
 
 
 def _weighted_sum(widths: Tensor, size: Tensor) -> Tensor:
