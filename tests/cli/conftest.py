@@ -35,12 +35,21 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def samples(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What is added to a dataset of FiftyOne, which is not among the test packages."""
+    """What is added to a dataset of FiftyOne, which is not among the test packages.
+
+    A dataset "there" exists. FiftyOne deletes datasets that are not persistent when it ends.
+    """
     samples: list[dict[str, Any]] = []
     module = ModuleType("fiftyone")
     module.Detection = module.Detections = SimpleNamespace  # type: ignore[attr-defined]
     module.Sample = lambda filepath: {"filepath": filepath}  # type: ignore[attr-defined]
-    dataset = SimpleNamespace(add_sample=samples.append)
-    module.Dataset = lambda name: dataset  # type: ignore[attr-defined]
+
+    def make(name: str, persistent: bool = False, overwrite: bool = False) -> Any:
+        assert persistent
+        assert overwrite or name != "there"
+        return SimpleNamespace(add_sample=samples.append)
+
+    module.Dataset = make  # type: ignore[attr-defined]
+    module.dataset_exists = lambda name: name == "there"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "fiftyone", module)
     return samples

@@ -157,10 +157,13 @@ def test_labels_of_a_class_without_boxes(tmp_path: Path) -> None:
     """All boxes are cars, the only label is a cone; then there are no boxes, and no labels."""
     found = with_error_model(in_space(2))
     found.labels[:] = 0
-    cone = GroundTruth(np.array([[40.0, 0, 0, 1, 1, 1, 0, 0, 0]]), np.array([2]), np.zeros(1), 1)
+    box, first = np.array([[40.0, 0, 0, 1, 1, 1, 0, 0, 0]]), np.zeros(1, int)
+    cone = GroundTruth(box, np.array([2]), first, 1)
     rows = rank.box_table(rank.Pool(found, ["a"], cone), "disagreement")
     assert rows["kind"].tolist() == ["no label", "no label", "no box"]
     assert (rows["class"][2], rows["label"][2], rows["x"][2]) == ("", "traffic_cone", 40.0)
+    frames = rank.frame_table(rank.Pool(found, ["a"], cone), rows, "max")
+    assert frames["boxes"].tolist() == [2]  # the label without a box is none
     none = GroundTruth(np.zeros((0, 9)), np.zeros(0, int), np.zeros(0, int), 1)
     pool = rank.Pool(found[:0], ["a"], none)
     frames = rank.frame_table(pool, rank.box_table(pool, "disagreement"), "max")
@@ -185,6 +188,18 @@ def test_fiftyone_samples_in_order(boxes: Path, tmp_path: Path, samples: list[An
     assert [sample["filepath"] for sample in samples] == ["0", "1", "2"]
     assert [sample["boxcov_rank"] for sample in samples] == [1, 2, 3]
     assert [len(sample["boxcov"].detections) for sample in samples] == [3, 2, 0]
+
+
+def test_a_fiftyone_dataset_is_replaced_on_demand_only(
+    boxes: Path, tmp_path: Path, samples: list[Any]
+) -> None:
+    words = f"rank --predictions {boxes} --out {tmp_path / 'f.csv'} --fiftyone there"
+    done = boxcov(words)
+    assert done.code == 1
+    assert "the FiftyOne dataset there exists: give another name, or --force" in done.err
+    assert not (tmp_path / "f.csv").exists()
+    assert boxcov(f"{words} --force").code == 0
+    assert len(samples) == 3
 
 
 def test_sizes_of_images_are_needed(tmp_path: Path, samples: list[Any]) -> None:

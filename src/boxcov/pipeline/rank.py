@@ -51,7 +51,7 @@ def run(options: RankCommand, progress: Progress | None = None) -> dict[str, Any
         check_writable(options.boxes)
         refuse_existing(options.boxes, options.force)
     if options.fiftyone is not None:
-        import_package("fiftyone")
+        _check_dataset(options.fiftyone, options.force)
     pool = _predict(options, progress) if options.predictions is None else _read(options)
     aggregate = options.aggregate or AGGREGATES[options.by]
     rows = box_table(pool, options.by)
@@ -65,7 +65,7 @@ def run(options: RankCommand, progress: Progress | None = None) -> dict[str, Any
         write_columns(options.boxes, {name: column[order] for name, column in shown.items()})
         written.append(str(options.boxes))
     if options.fiftyone is not None:
-        _make_dataset(options.fiftyone, pool, frames)
+        _make_dataset(options.fiftyone, pool, frames, options.force)
         written.append(f"the FiftyOne dataset {options.fiftyone}")
     shown_rows = zip(*(column[:SHOWN].tolist() for column in frames.values()))
     first = [dict(zip(frames, row)) for row in shown_rows]
@@ -115,7 +115,7 @@ def frame_table(pool: Pool, rows: dict[str, Any], aggregate: Aggregate) -> dict[
         kind = f"{rows['kind'][row]}: " if "kind" in rows else ""
         name = rows["class"][row] or rows["label"][row]
         first[rows["frame"][row]] = f"{kind}{name} {rows['value'][row]:.3g}"
-    boxes = np.bincount(rows["frame"], minlength=count)
+    boxes = np.bincount(pool.found.numpy()["frame"], minlength=count)
     table = {"rank": np.arange(1, count + 1), "frame": np.array(pool.names, dtype=object)[order]}
     return table | {"value": values[order], "boxes": boxes[order], "first": first[order]}
 
@@ -186,13 +186,21 @@ def _check_error_model(options: RankCommand, is_there: bool, where: str) -> None
         )
 
 
-def _make_dataset(name: str, pool: Pool, frames: dict[str, Any]) -> None:
+def _check_dataset(name: str, force: bool) -> None:
+    if import_package("fiftyone").dataset_exists(name) and not force:
+        raise BoxcovError(
+            f"the FiftyOne dataset {name} exists: give another name, or --force to replace it"
+        )
+
+
+def _make_dataset(name: str, pool: Pool, frames: dict[str, Any], force: bool) -> None:
     """Make a FiftyOne dataset with one sample per frame, in order."""
     fo = import_package("fiftyone")
     sizes = pool.sizes or (None,) * len(pool.names)
     labels = [boxes.to_fiftyone(size) for boxes, size in zip(pool.found.frames(len(sizes)), sizes)]
     by_name = dict(zip(pool.names, labels))
-    dataset = fo.Dataset(name)
+    # FiftyOne deletes others when the last process that uses it ends
+    dataset = fo.Dataset(name, persistent=True, overwrite=force)
     for frame, rank, value in zip(frames["frame"], frames["rank"], frames["value"]):
         sample = fo.Sample(filepath=frame)
         sample["boxcov_rank"], sample["boxcov_value"] = int(rank), float(value)
