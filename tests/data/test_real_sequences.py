@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from itertools import pairwise
 from math import degrees
 from pathlib import Path
@@ -115,6 +116,17 @@ def test_a_drive_without_ego_poses_says_what_is_missing(tmp_path: Path):
     (root / "training/oxts/000001.txt").write_text("49 8 110")
     with pytest.raises(BoxcovError, match="expected 30 numbers"):
         drive.pose(1)
+
+
+def test_a_drive_without_labels_has_times_and_poses(tmp_path: Path):
+    root = drive_root(tmp_path)
+    (root / "training").rename(root / "testing")
+    shutil.rmtree(root / "testing/label_2")
+    (drive,) = kitti.sequences(root, split="testing")
+    (target,) = drive[1][1]
+    assert (target["boxes"].shape, target["ids"].tolist()) == ((0, 9), [])
+    assert drive.timestamp(1) == 100_000
+    assert float(drive.pose(1).t[2] - drive.pose(0).t[2]) == pytest.approx(1.0, abs=0.1)
 
 
 def test_frames_of_several_drives_have_no_identities(tmp_path: Path):

@@ -70,7 +70,8 @@ class KittiDrive(Kitti):
         return known
 
     def _keys(self, token: str) -> list[tuple[str, ...]]:
-        entries = read_labels(self.folder / "label_2" / f"{token}.txt")
+        path = self.folder / "label_2" / f"{token}.txt"
+        entries = read_labels(path) if self.has_labels else []
         return [(kind, *(f"{side:.2f}" for side in values[7:10])) for kind, values in entries]
 
     def _inertial(self, token: str) -> list[float]:
