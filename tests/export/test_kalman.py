@@ -132,6 +132,17 @@ def test_unknown_predictive_fields_are_named() -> None:
     torch.testing.assert_close(measurements(found, known).R, measurements(in_space(), known).R)
 
 
+def test_unknown_velocities_are_no_measurements() -> None:
+    found = in_space(2, calibrated=False)
+    boxes = found.boxes.clone()
+    boxes[1, found.fields.index("vx")] = torch.nan
+    residual = torch.eye(len(found.fields))
+    with pytest.raises(BoxcovError, match=r"^vx of some boxes is not finite: leave out these"):
+        measurements(replace(found, boxes=boxes), residual=residual)
+    z = measurements(replace(found, boxes=boxes), ("x", "vy"), residual=residual).z
+    assert torch.equal(z, found.boxes[:, [0, found.fields.index("vy")]].double())
+
+
 def test_singular_noise_is_refused() -> None:
     found = in_space()
     found.predictive[2] = 0

@@ -93,6 +93,12 @@ def measurements(
         index = columns(noisy.fields, names)
         z, R = z[:, index], R[:, index][:, :, index]
         check_known(R, names, "measure the other fields with fields=")
+    missing = [name for name, is_known in zip(names, z.isfinite().all(0)) if not is_known]
+    if missing:
+        raise BoxcovError(
+            f"{', '.join(missing)} of some boxes is not finite: leave out these boxes, or measure "
+            "the other fields with fields="
+        )
     _check_positive_definite(z, R, names)
     risk = None if detections.no_object is None else detections.risk
     return Measurements(z, R, names, source, risk, detections.no_object, detections.flipped)
