@@ -120,8 +120,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="processes that train")
     parser.add_argument("--quick", action="store_true", help="tiny settings: does it run?")
     args = parser.parse_args()
-    settings = QUICK if args.quick else Settings()
-    place = Place(args.out, args.cache or args.out / "frames", args.device, settings)
+    settings, part = (QUICK, "quick") if args.quick else (Settings(), "")
+    out, cache = args.out / part, (args.cache or args.out / "frames") / part
+    place = Place(out, cache, args.device, settings)
     place.out.mkdir(parents=True, exist_ok=True)
     place.cache.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
@@ -156,8 +157,7 @@ def run_all(place: Place, workers: int, report: Any) -> None:
         return
     with context.Pool(min(workers, len(left)), _prepare, (1,)) as pool:
         for result in pool.imap_unordered(fine_tune, left):
-            with (place.out / "results.jsonl").open("a") as file:
-                file.write(json.dumps(result) + "\n")
+            append_result(place.out, result)
             about = " ".join(map(str, result["job"].values()))
             report(f"{about}: AP {result['AP']:.3f}, {result['seconds']:.0f} s")
 
@@ -361,6 +361,11 @@ def precision(detector: Any, place: Place) -> dict[str, Any]:
         own = found[torch.from_numpy(kept)[found.frame]]
         tables[name] = average_precision(own, replace(truth, **objects))
     return tables
+
+
+def append_result(out: Path, result: dict[str, Any]) -> None:
+    with (out / "results.jsonl").open("a") as file:
+        file.write("\n" + json.dumps(result))  # the line before may have been cut off
 
 
 def read_results(out: Path) -> list[tuple[Job, dict[str, Any]]]:

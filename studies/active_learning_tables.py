@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--quick", action="store_true", help="print the tables of a quick run")
     args = parser.parse_args()
-    write(args.out, args.quick)
+    write(args.out / "quick" if args.quick else args.out, args.quick)
 
 
 def write(out: Path, quick: bool) -> None:

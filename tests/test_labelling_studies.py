@@ -76,6 +76,9 @@ def test_line_that_was_cut_off_is_run_again(studies: Any, tmp_path: Path) -> Non
     line = json.dumps({"job": vars(job), "AP": 0.5})
     (tmp_path / "results.jsonl").write_text(line + "\n" + line[:20])
     assert [one for one, _ in study.read_results(tmp_path)] == [job]
+    again = study.Job(1, "random", 50)
+    study.append_result(tmp_path, {"job": vars(again), "AP": 0.6})
+    assert [one for one, _ in study.read_results(tmp_path)] == [job, again]
 
 
 def test_a_lost_first_detector_is_named(studies: Any, tmp_path: Path) -> None:
