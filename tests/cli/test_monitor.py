@@ -97,6 +97,9 @@ def test_prometheus_text_holds_the_totals(usual: Path, tmp_path: Path) -> None:
     assert "# TYPE boxcov_monitor_p_value gauge" in done.out
     assert boxcov(f"{words} --out {tmp_path / 'boxcov.prom'}").out == ""
     assert (tmp_path / "boxcov.prom").read_text() == done.out
+    (tmp_path / "new.jsonl").write_text("")
+    assert boxcov(f"{words} --out {tmp_path / 'boxcov.prom'}").code == 0
+    assert "boxcov_monitor_alarms_total 0\n" in (tmp_path / "boxcov.prom").read_text()
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,8 @@ def run(options: MonitorCommand, out: TextIO) -> dict[str, Any]:
     if options.save is not None:
         monitor.save(options.save)
     totals: dict[str, Any] = dict.fromkeys(("frames", "alarms", "changes", "unreadable"), 0)
+    if options.out is not None:  # else the numbers of an earlier run stay until the first frame
+        write_text(options.out, prometheus(totals))
     for name, frame in _frames(options.frames):
         if "error" in frame:
             verdict = {"alarm": True, "reasons": [f"no boxes: {frame['error']}"]}
