@@ -75,7 +75,7 @@ def draw(drive: Any, tracks: list[BoxTrack], path: Path) -> None:
             Ellipse((x, y), size[1], size[0], angle=angle, fill=True, color="tab:red", alpha=0.3)
         )
         if np.hypot(vx, vy) > 0.5:
-            axes.arrow(x, y, vx, vy, width=0.08, color="tab:blue", alpha=0.6)
+            axes.arrow(x, y, vx, vy, width=0.1, head_width=1.2, color="tab:blue", alpha=0.6)
     ego = pose.t.numpy()
     axes.plot(ego[0], ego[1], "k^", markersize=9)
     axes.set(xlim=(ego[0] - 45, ego[0] + 45), ylim=(ego[1] - 45, ego[1] + 45), aspect="equal")
