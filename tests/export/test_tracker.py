@@ -325,6 +325,8 @@ def test_unfit_boxes_are_refused():
         tracker().update(replace(boxes(*[[0.0] * 5] * 2), frame=torch.tensor([0, 1])), 0.0)
     with pytest.raises(BoxcovError, match="no measurement noise R"):
         Tracker().update(found, 0.0)
+    with pytest.raises(BoxcovError, match="vx of some boxes is not finite"):
+        tracker().update(boxes([0, 0, 0, float("nan"), 0]), 0.0)
     image = Detections(
         torch.ones(1, 4), torch.ones(1), *[torch.zeros(1).long()] * 2, tuple("abcd"), ("car",)
     )
