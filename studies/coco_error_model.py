@@ -5,8 +5,9 @@ python studies/coco_error_model.py --root ROOT --weights WEIGHTS --out OUT
 The posterior is fitted on train2017. The error models are fitted and judged on val2017 by five
 folds over images: each image is judged by a model of the other folds. Three repetitions with other
 folds are averaged, because there are few images. The decay of the linear map was chosen on
-train2017: fitted on 64 images, judged on the other 142, six times. With --clip the boxes are clipped to the image, as
-many detectors do, and the report is about the covariances of clipped boxes.
+train2017: fitted on 64 images, judged on the other 142, six times. With --clip the boxes are
+clipped to the image, as many detectors do, and the report is about the covariances of clipped
+boxes.
 """
 
 from __future__ import annotations
