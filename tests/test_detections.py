@@ -21,7 +21,6 @@ def some(m: int = 4, D: int = 3, seed: int = 0) -> Detections:
         fields=("x", "y", "yaw")[:D],
         classes=("car", "bus"),
         covariance=A @ A.transpose(1, 2),
-        factor=A,
         predictive=2 * A @ A.transpose(1, 2),
         meta={"method": "exact", "samples": None},
     )
@@ -51,7 +50,6 @@ def test_indexing_applies_to_every_array(rows) -> None:
         "labels",
         "frame",
         "covariance",
-        "factor",
         "predictive",
         "uncertainty",
     ):
@@ -95,16 +93,6 @@ def test_shapes_are_checked() -> None:
         BoxcovError, match=r"predictive has shape \(4, 2, 2\), expected \(4, 3, 3\)"
     ):
         replace(found, predictive=torch.zeros(4, 2, 2))
-    with pytest.raises(BoxcovError, match=r"factor has shape \(2, 3, 5\)"):
-        Detections(
-            found.boxes,
-            found.scores,
-            found.labels,
-            found.frame,
-            found.fields,
-            found.classes,
-            factor=torch.zeros(2, 3, 5),
-        )
 
 
 def test_plain_detections_have_no_uncertainty() -> None:
@@ -125,7 +113,6 @@ def test_numpy_and_device() -> None:
         "labels",
         "frame",
         "covariance",
-        "factor",
         "predictive",
         "uncertainty",
     }
@@ -140,9 +127,21 @@ def test_save_and_load_round_trip(tmp_path, m: int) -> None:
     assert again.fields == found.fields
     assert again.classes == found.classes
     assert again.meta == found.meta
-    for name in ("boxes", "scores", "labels", "frame", "covariance", "factor", "predictive"):
+    for name in ("boxes", "scores", "labels", "frame", "covariance", "predictive"):
         assert torch.equal(getattr(again, name), getattr(found, name))
     assert b"pickle" not in (tmp_path / "d.safetensors").read_bytes()
+
+
+def test_tensors_of_other_versions_are_ignored(tmp_path) -> None:
+    from safetensors import safe_open
+    from safetensors.torch import load_file, save_file
+
+    path, found = tmp_path / "d.safetensors", some()
+    found.save(path)
+    with safe_open(path, "pt") as file:
+        about = file.metadata()
+    save_file({**load_file(path), "factor": torch.ones(4, 3, 5)}, path, metadata=about)
+    assert torch.equal(Detections.load(path).covariance, found.covariance)
 
 
 @pytest.mark.parametrize("damage", ["missing", "text", "truncated", "foreign", "half"])
@@ -174,7 +173,7 @@ def test_parts_are_concatenated_in_order() -> None:
     found = some(7)
     parts = [found[:0], found[:3], found[3:3], found[3:]]
     again = concatenate(parts)
-    for name in ("boxes", "scores", "labels", "frame", "covariance", "factor", "predictive"):
+    for name in ("boxes", "scores", "labels", "frame", "covariance", "predictive"):
         assert torch.equal(getattr(again, name), getattr(found, name))
     assert again.meta == found.meta
 

@@ -22,13 +22,12 @@ from boxcov.result_check import check_result
 from boxcov.version import __version__
 
 PART_BELOW = "variance below instances"  # signals of an estimator; the others are the detector's
-# m boxes, D fields, k directions, S signals, T thresholds, L levels
+# m boxes, D fields, S signals, T thresholds, L levels
 _NAMES = {
     "mD": ("boxes", "score_covariance", "scale"),
     "m": ("scores", "labels", "frame", "score_variance", "no_object", "flipped"),
     "mDD": ("covariance", "predictive"),
     "mLD": ("region_widths", "joint_widths"),
-    "mDk": ("factor",),
     "mS": ("signals",),
     "mT": ("iou_below",),
 }
@@ -71,7 +70,6 @@ class Detections:
     fields: tuple[str, ...]  # D names
     classes: tuple[str, ...]
     covariance: Tensor | None = None  # (m, D, D)
-    factor: Tensor | None = None  # (m, D, k) A: the covariance of all boxes is A A^T, A as (m D, k)
     score_variance: Tensor | None = None  # (m,) of the score logit, if with_logit=True
     score_covariance: Tensor | None = None  # (m, D) of the box with the score logit
     signals: Tensor | None = None  # (m, S) inputs of the error model, named in meta["signals"]
@@ -88,8 +86,6 @@ class Detections:
     def __post_init__(self) -> None:
         m, D = len(self.scores), len(self.fields)
         sizes = {"m": m, "D": D, "S": len(self.meta.get("signals", ()))}
-        if self.factor is not None:
-            sizes["k"] = self.factor.shape[-1]
         described = [name for name in _DESCRIBED if getattr(self, name) is not None]
         if described:
             about = self.meta.get("error_model")
@@ -110,13 +106,12 @@ class Detections:
 
     def __repr__(self) -> str:
         frames = len(self.frame.unique())
-        optional = [name for name in ("covariance", "factor") if getattr(self, name) is not None]
         counts = self.labels.bincount(minlength=len(self.classes)).tolist()
         classes = [f"{n} {name}" for n, name in zip(counts, self.classes) if n]
         lines = [
             f"Detections: {len(self)} boxes in {frames} frames, "
             f"method {self.meta.get('method', 'unknown')}, "
-            f"with {join_names(optional) or 'no covariance'}, "
+            f"with {'no ' if self.covariance is None else ''}covariance, "
             f"{'uncalibrated' if self.no_object is None else 'calibrated'}",
             f"fields: {' '.join(self.fields)}",
             f"classes: {join_names(classes) or 'none'}",
@@ -227,18 +222,6 @@ class Detections:
         """Return the standard deviation of one field (m,), by name."""
         column = self._column(name)
         return self._covariance()[:, column, column].sqrt()
-
-    def cross_covariance(self) -> Tensor:
-        """Return the joint covariance of all boxes (m D, m D), for ``MCGLM(..., cross_box=True)``.
-
-        Its rank is at most k - 1.
-        """
-        if self.factor is None:
-            raise BoxcovError(
-                "these detections have no cross-box covariance: use MCGLM(..., cross_box=True)"
-            )
-        A = self.factor.flatten(0, 1)
-        return A @ A.T
 
     def frames(self, count: int | None = None) -> list[Detections]:
         """Return the detections of each frame of the batch.

@@ -64,17 +64,14 @@ def move(box: Tensor) -> Tensor:
 
 def test_covariances_move_by_the_jacobian_of_the_map() -> None:
     found = random_detections(boxes(), torch.zeros(5, dtype=torch.long), ("car",))
-    factor = torch.randn(5, 9, 4, dtype=torch.float64)
-    there = transform_detections(replace(found, factor=factor), pose())
+    there = transform_detections(found, pose())
 
     assert found.covariance is not None
     assert there.covariance is not None
-    assert there.factor is not None
     for row, box in enumerate(found.boxes):
         J = torch.autograd.functional.jacobian(move, box)
         assert torch.allclose(there.boxes[row], move(box), atol=1e-12)
         assert torch.allclose(there.covariance[row], J @ found.covariance[row] @ J.T, atol=1e-12)
-        assert torch.allclose(there.factor[row], J @ factor[row], atol=1e-12)
     assert torch.equal(there.covariance, there.covariance.transpose(1, 2))
 
 

@@ -74,13 +74,12 @@ def test_everything_in_pixels_is_scaled() -> None:
         *(torch.ones(m, 4), torch.ones(m), torch.zeros(m, dtype=torch.long)),
         *(torch.zeros(m, dtype=torch.long), fields, ("cat",)),
         covariance=torch.eye(4) + ones,
-        factor=torch.ones(m, 4, 3),
         score_variance=torch.ones(m),
         score_covariance=torch.ones(m, 4),
     )
     found = make_error_model(fields, ("cat",)).apply(found)
     scaled = scale_boxes(found, 2.0)
-    for name in ("boxes", "scale", "region_widths", "joint_widths", "score_covariance", "factor"):
+    for name in ("boxes", "scale", "region_widths", "joint_widths", "score_covariance"):
         assert torch.equal(getattr(scaled, name), 2 * getattr(found, name)), name
     for name in ("covariance", "predictive"):
         assert torch.equal(getattr(scaled, name), 4 * getattr(found, name)), name

@@ -111,8 +111,8 @@ def test_a_frame_beyond_the_limits_is_computed_by_the_model(lidar: tuple[Any, An
 def test_what_cannot_be_compiled_is_refused(lidar: tuple[Any, Any]) -> None:
     detector, posterior = lidar
     example = [cloud(detector.config, 0)]
-    with pytest.raises(BoxcovError, match="does not support cross_box=True"):
-        boxcov.compile(boxcov.MCGLM(detector, posterior, cross_box=True), example)
+    with pytest.raises(BoxcovError, match="does not support with_logit=True"):
+        boxcov.compile(boxcov.MCGLM(detector, posterior, with_logit=True), example)
     with pytest.raises(BoxcovError, match="takes ExactGLM or MCGLM, not MCI"):
         boxcov.compile(boxcov.MCI(detector, dropout=0.1, samples=3), example)
     with pytest.raises(BoxcovError, match="is beyond StaticLimits"):

@@ -193,19 +193,6 @@ def test_chunks_do_not_change_the_numbers(tiny, posterior, image) -> None:
     )
 
 
-def test_cross_box_covariance_is_the_papers_full_matrix(tiny, posterior, image) -> None:
-    found = MCGLM(tiny, posterior, samples=6, cross_box=True)(image)
-    m, D = found.boxes.shape
-    full = found.cross_covariance()
-    assert full.shape == (m * D, m * D)
-    assert int(torch.linalg.matrix_rank(full.double(), rtol=1e-6)) == 5
-    blocks = full.reshape(m, D, m, D).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
-    assert relative(blocks, found.covariance) < 1e-5
-    assert found[1:3].factor.shape == (2, D, 6)
-    with pytest.raises(BoxcovError, match="cross_box=True"):
-        MCGLM(tiny, posterior)(image).cross_covariance()
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

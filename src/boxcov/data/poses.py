@@ -86,7 +86,7 @@ def propagate(
     """
     ignored = len(detections.fields) - jacobian.shape[2]
     J = torch.nn.functional.pad(jacobian, (0, ignored))
-    A, score = detections.factor, detections.score_covariance
+    score = detections.score_covariance
 
     def transform(C: Tensor | None) -> Tensor | None:
         if C is None:
@@ -103,7 +103,6 @@ def propagate(
         fields=tuple(sources),
         covariance=transform(detections.covariance),
         predictive=transform(detections.predictive),
-        factor=None if A is None else J @ A.to(J),
         score_covariance=None if score is None else (J @ score.to(J)[:, :, None])[:, :, 0],
         **_scales_and_widths(detections, J, sources),
     )

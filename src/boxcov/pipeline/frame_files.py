@@ -205,7 +205,7 @@ def scale_boxes(found: Detections, factor: float) -> Detections:
         [factor if name in IMAGE else 1.0 for name in found.fields], device=found.boxes.device
     )
     lengths = ("boxes", "scale", "region_widths", "joint_widths", "score_covariance")
-    scales = dict.fromkeys(lengths, factors) | {"factor": factors.unsqueeze(1)}
+    scales = dict.fromkeys(lengths, factors)
     scales |= dict.fromkeys(("covariance", "predictive"), factors * factors.unsqueeze(1))
     tensors = {name: getattr(found, name) for name in scales}
     scaled: dict[str, Any] = {n: t * scales[n] for n, t in tensors.items() if t is not None}

@@ -302,7 +302,6 @@ def _check_method(model: ExactGLM | MCGLM) -> None:
         raise BoxcovError(f"boxcov.compile takes ExactGLM or MCGLM, not {type(model).__name__}")
     options = {
         "with_logit=True": model.with_logit,
-        "cross_box=True": isinstance(model, MCGLM) and model.cross_box,
         "derivative='fd'": isinstance(model, MCGLM) and model.derivative == "fd",
         "samples below the head": isinstance(model, ExactGLM) and model.samples is not None,
     }

@@ -39,8 +39,6 @@ class MCGLM(PosteriorPredictor):
         covariance falls as 1 / sqrt(k), while ``ExactGLM`` has none.
     derivative: "jvp" is forward-mode differentiation, exact; "fd" is the paper's finite difference
         with the step ``epsilon``.
-    cross_box: also return the joint covariance of all boxes, of low rank: see
-        ``Detections.cross_covariance``.
     with_logit: also return the variance of each score's logit and its covariance with the box.
     engine: speed against accuracy and memory.
 
@@ -66,7 +64,6 @@ class MCGLM(PosteriorPredictor):
         epsilon: float = 1e-7,
         seed: int = 0,
         *,
-        cross_box: bool = False,
         with_logit: bool = False,
         engine: EngineOptions | None = None,
     ) -> None:
@@ -76,7 +73,6 @@ class MCGLM(PosteriorPredictor):
             raise BoxcovError(f"epsilon must be above 0, got {epsilon}")
         super().__init__(detector, posterior, with_logit, engine)
         self.samples, self.derivative, self.epsilon, self.seed = samples, derivative, epsilon, seed
-        self.cross_box = cross_box
         self._samples = PosteriorSamples(self.posterior, samples, seed)
         self.router = self.build_router()
         self.set_error_model(posterior.error_model)
@@ -104,11 +100,9 @@ class MCGLM(PosteriorPredictor):
         else:
             A = self._differences(point)
             boxes = A[:, : point.boxes.shape[1]].contiguous()
-        factor = (boxes - boxes.mean(2, keepdim=True)) / (self.samples - 1) ** 0.5
         row = sample_covariance(A)[:, -1] if self.with_logit else None
         return point.detections(
             covariance=sample_covariance(boxes),
-            factor=factor if self.cross_box else None,
             meta=self.settings(),
             **logit_fields(row),
         )
