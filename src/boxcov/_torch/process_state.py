@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-Precision = Literal["float32", "tf32", "half"]
+Precision = Literal["float32", "tf32"]
 _SEED_LOCK = RLock()
 
 

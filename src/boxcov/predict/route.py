@@ -55,7 +55,6 @@ from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
 
 _LOG = getLogger("boxcov")
 BOX_TOLERANCE = 3e-2  # relative difference of a box's derivatives that a kink may cause in float32
-_HALF_TANGENTS_TOLERANCE = 0.15
 _ENOUGH_BOXES = 8
 _VERIFIED_BOXES = 128  # of a frame with more: its first pass would take 10 ms for each
 
@@ -65,7 +64,7 @@ class EngineOptions:
     """Speed against accuracy and memory; the defaults give float32 accuracy.
 
     precision: arithmetic of matrix products on a GPU: "float32", or "tf32", which is faster and
-        less exact; "half" also propagates tangents in bfloat16, on a CPU too.
+        less exact.
     tolerance: relative error allowed for each variance of the posterior in a head with stages;
         1e-3 or 1e-2 may be much faster.
     cuda_graphs: on a GPU, replay the static part of the detector and the head's stages as CUDA
@@ -336,15 +335,13 @@ class TangentRouter(Router):
 
     def verify_tangents(self, fast: Tensor, slow: Tensor, tangents: Tangents) -> bool:
         """Compare derivatives (m, D, k) with those of vmap(jvp); refuse them if they contradict."""
-        is_half = self.options.precision == "half"
         errors = relative_errors(fast, slow)
-        tolerance = _HALF_TANGENTS_TOLERANCE if is_half else BOX_TOLERANCE
-        verdict = judge_boxes(errors, tolerance)
+        verdict = judge_boxes(errors)
         if verdict is Verdict.AGREES:
             self.tangents_check.accept({tangents.ends})
         elif verdict is Verdict.CONTRADICTS:
             self.tangents_check.refuse()
-            wrong = int((~(errors <= tolerance)).sum())
+            wrong = int((~(errors <= BOX_TOLERANCE)).sum())
             warn_of_route(
                 f"propagated tangents differ from vmap(jvp) for {wrong} of {len(errors)} boxes, so "
                 "vmap(jvp) is used, which is slower: does the network write into tensors that it "

@@ -203,17 +203,6 @@ def test_exact_head_and_sampled_rest(data) -> None:
     assert relative(found.covariance, head(data[0][0]).covariance + sample_covariance(A)) < 1e-4
 
 
-def test_bfloat16_tangents_are_close(data) -> None:
-    detector = chosen(20)
-    posterior = boxcov.fit(detector, data, depth="backbone", prior_precision=1.0)
-    exact, half = (
-        MCGLM(detector, posterior, samples=8, engine=EngineOptions(precision=precision))(data[0][0])
-        for precision in ("float32", "half")
-    )
-    assert not torch.equal(exact.covariance, half.covariance)
-    assert relative(half.uncertainty, exact.uncertainty) < 0.03
-
-
 def test_replacing_weights_by_equal_ones_keeps_the_result(posterior, data) -> None:
     detector = chosen(8)
     model = ExactGLM(detector, posterior)

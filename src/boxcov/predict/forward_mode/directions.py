@@ -15,7 +15,7 @@ class Directions:
     """k directions (k, *shape) of ``weights``, both by name; cached from frame to frame.
 
     Tangents are propagated along normalised directions, whose size every dtype can hold. ``scale``
-    (k,) multiplies the derivatives in the end. precision: "half" propagates in bfloat16.
+    (k,) multiplies the derivatives in the end.
     """
 
     def __init__(
@@ -25,11 +25,9 @@ class Directions:
         precision: Precision = "float32",
     ) -> None:
         self.names, self.precision = {id(weights[name]): name for name in etas}, precision
-        self.dtype = torch.bfloat16 if precision == "half" else None  # None: that of the network
         self.etas, self.scale = normalise(etas, weights)
         self.count = len(self.scale)
         self._stacked: dict[tuple[str, int], Tensor] = {}
-        self._cast: dict[int, tuple[Tensor, Tensor]] = {}
         self._factors: dict[int, tuple[Tensor, Tensor]] = {}
 
     def of(self, parameter: Tensor | None) -> Tensor | None:
@@ -40,7 +38,6 @@ class Directions:
         """The k directions of a call's weight as one weight with k times as many outputs."""
         key = self.names[id(call.weight)], call.geometry.groups
         if key not in self._stacked:
-            eta = eta.to(self.dtype or call.weight.dtype)
             if call.geometry.transposed:  # (k, n_in, n_out, ...)
                 stacked = eta.movedim(0, 1).flatten(1, 2)
             elif call.geometry.kernel:  # (k, n_out, n_in / groups, ...), the groups outermost
@@ -49,14 +46,6 @@ class Directions:
                 stacked = eta.flatten(0, 1)
             self._stacked[key] = channels_last(stacked)
         return self._stacked[key]
-
-    def cast(self, weight: Tensor) -> Tensor:
-        """A trained weight in the dtype of the tangents."""
-        if self.dtype is None or weight.dtype == self.dtype:
-            return weight.detach()
-        if id(weight) not in self._cast:
-            self._cast[id(weight)] = weight, channels_last(weight.detach().to(self.dtype))
-        return self._cast[id(weight)][1]
 
     def norm_factor(self, variance: Tensor, weight: Tensor | None, eps: float, dims: int) -> Tensor:
         """The factor of a batch norm in eval mode, channels first (C, 1, ...)."""

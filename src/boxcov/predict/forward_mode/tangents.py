@@ -147,7 +147,7 @@ class Tangents(TorchFunctionMode):
             t = product(call, x, eta)
         if shift is not None:
             shape = (*[1] * (out.dim() - 1 - len(kernel)), -1, *[1] * len(kernel))
-            shift = shift.to(directions.dtype or out.dtype).reshape(len(shift), *shape)
+            shift = shift.to(out.dtype).reshape(len(shift), *shape)
             t = shift.expand(len(shift), *out.shape) if t is None else t.add_(shift)
         assert t is not None
         self._set(out, Tangent(t))
@@ -156,10 +156,9 @@ class Tangents(TorchFunctionMode):
     def _linear(self, call: LayerCall, x: Tangent | None, eta: Tensor | None) -> Tensor | None:
         directions, t = self.directions, None
         if x is not None:
-            t = F.linear(x.whole(), directions.cast(call.weight))
+            t = F.linear(x.whole(), call.weight.detach())
         if eta is not None:
-            plain = call.x.to(directions.dtype or call.x.dtype)
-            own = F.linear(plain, directions.stacked(call, eta))
+            own = F.linear(call.x, directions.stacked(call, eta))
             own = own.unflatten(-1, (directions.count, -1)).movedim(-2, 0)
             t = own if t is None else t.add_(own)
         return t
@@ -168,10 +167,10 @@ class Tangents(TorchFunctionMode):
         directions, t, groups = self.directions, None, call.geometry.groups
         if x is not None:
             batch = channels_last(x.whole().flatten(0, 1))
-            t = call.func(batch, directions.cast(call.weight), None, **call.rest)
+            t = call.func(batch, call.weight.detach(), None, **call.rest)
             t = t.unflatten(0, (directions.count, -1))
         if eta is not None:
-            plain = channels_last(call.x.to(directions.dtype or call.x.dtype))
+            plain = channels_last(call.x)
             own = call.func(plain, directions.stacked(call, eta), None, **call.rest)
             own = own.unflatten(1, (groups, directions.count, -1)).movedim(2, 0)
             own = own.flatten(2, 3)  # (k, B, n_out, ...)
@@ -259,7 +258,7 @@ class Tangents(TorchFunctionMode):
         primals = tuple(leaves[i].detach() for i in moving)
         tangents = tuple(self._tangents[leaves[i]].whole().to(leaves[i].dtype) for i in moving)
         for leaf, t in zip(into, push_forward(again, primals, tangents)):
-            self._set(leaf, Tangent(t.to(self.directions.dtype or t.dtype)))
+            self._set(leaf, Tangent(t))
         return out
 
 
