@@ -189,9 +189,7 @@ def lidar(detector: CenterPoint) -> str:
     plain = detector.detect(inputs)
     exact, sampled = (
         boxcov.ExactGLM(detector, posterior)(inputs),
-        boxcov.MCGLM(detector, posterior, samples=200, engine=boxcov.EngineOptions(chunk=20))(
-            inputs
-        ),
+        boxcov.MCGLM(detector, posterior, samples=200)(inputs),
     )
     for found in (exact, sampled):
         require(

@@ -15,7 +15,6 @@ from boxcov import (
     MCI,
     BoxcovError,
     Detections,
-    EngineOptions,
     FitOptions,
     Posterior,
     fit,
@@ -77,14 +76,6 @@ def test_samples_must_be_a_whole_number(
 ) -> None:
     with pytest.raises(BoxcovError, match="samples"):
         kind(detector, small, samples=samples)
-
-
-@pytest.mark.parametrize("chunk", [0, -1, 2.5])
-def test_chunk_must_be_a_whole_number_above_zero(
-    detector: NetDetector, small: Posterior, chunk: Any
-) -> None:
-    with pytest.raises(BoxcovError, match="chunk"):
-        MCGLM(detector, small, engine=EngineOptions(chunk=chunk))
 
 
 @pytest.mark.parametrize("count", [0, -1])

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from boxcov import GLM, MCGLM, BoxcovError, Detector, EngineOptions, ExactGLM, Selection, fit
+from boxcov import GLM, MCGLM, BoxcovError, Detector, ExactGLM, Selection, fit
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.posterior import kronecker_block as contract
 from boxcov.predict import instances
@@ -35,9 +35,7 @@ def test_any_number_of_boxes(tiny, posterior, image, boxes: int) -> None:
     found = ExactGLM(tiny, posterior)(image)
     assert len(found) == boxes
     reference = (
-        GLM(tiny, posterior)(image)
-        if boxes < 100
-        else MCGLM(tiny, posterior, samples=500, engine=EngineOptions(chunk=100))(image)
+        GLM(tiny, posterior)(image) if boxes < 100 else MCGLM(tiny, posterior, samples=500)(image)
     )
     assert relative(found.covariance, reference.covariance) < (1e-5 if boxes < 100 else 0.2)
     eigenvalues = torch.linalg.eigvalsh(found.covariance.double())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from boxcov import GLM, MCGLM, EngineOptions, ExactGLM, FitOptions, Posterior, fit
+from boxcov import GLM, MCGLM, ExactGLM, FitOptions, Posterior, fit
 from boxcov.predict.route import State
 from helpers.nets import CASES, Case
 from oracles.dense import box_jacobian, flat, relative
@@ -48,9 +48,7 @@ def test_samples_agree(tiny, kinds, image) -> None:
     exact = ExactGLM(tiny, kinds["both"])(image).covariance
     assert (
         relative(
-            MCGLM(tiny, kinds["both"], samples=1000, engine=EngineOptions(chunk=200))(
-                image
-            ).covariance,
+            MCGLM(tiny, kinds["both"], samples=1000)(image).covariance,
             exact,
         )
         < 0.1

@@ -130,8 +130,6 @@ class DirectionRouter(TangentRouter):
     ) -> None:
         super().__init__(linearized, posterior, options)
         self.samples, self.with_logit = samples, with_logit
-        chunk = options.chunk
-        self.chunk = None if chunk is None or chunk >= samples.count else chunk
         self._has_below = False  # known once the stages are verified
 
     def needs_trunk(self) -> bool:
@@ -143,7 +141,7 @@ class DirectionRouter(TangentRouter):
         return not has_stages or self._has_below or self.with_logit
 
     def next_tangents(self) -> Tangents | None:
-        if self.route is None or self.chunk is not None or self.tangents_check.is_refused:
+        if self.route is None or self.tangents_check.is_refused:
             return None
         if self.with_logit or self.stages_check.is_refused:
             return self.propagation.tangents(self.samples.etas)
@@ -159,7 +157,7 @@ class DirectionRouter(TangentRouter):
             if fast is not None:
                 return fast
         point = self.with_trunk(point)
-        A = directional_derivatives(point, self.samples.etas, self.chunk)
+        A = directional_derivatives(point, self.samples.etas)
         boxes = A[:, : point.boxes.shape[1]].contiguous()
         is_staged = staged is not None and (
             not self.new_kinds(staged) or self._verify_head(point, staged, boxes)
@@ -225,7 +223,7 @@ class DirectionRouter(TangentRouter):
             head = LinearizedDetector(self.linearized.detector, list(own)).at(point.inputs)
         if has_below or slow.is_cuda:  # a GPU may compute ``slow`` in TF32
             with matrix_precision("float32"):
-                slow = directional_derivatives(head, own, self.chunk)
+                slow = directional_derivatives(head, own)
         if self.verify_stages(staged, slow):
             self._has_below = has_below
             return True

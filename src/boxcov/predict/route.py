@@ -44,7 +44,7 @@ import torch
 from torch import Tensor
 
 from boxcov._torch.process_state import Precision
-from boxcov.errors import BoxcovError, BoxcovWarning, check_choice, check_whole
+from boxcov.errors import BoxcovError, BoxcovWarning, check_choice
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.cuda.static_graph import CaptureError, GraphPass, StaticGraph
 from boxcov.predict.forward_mode.derivatives import TangentPropagation
@@ -69,26 +69,22 @@ class EngineOptions:
         1e-3 or 1e-2 may be much faster.
     cuda_graphs: on a GPU, replay the static part of the detector and the head's stages as CUDA
         graphs; they hold memory.
-    chunk: number of directions differentiated at once by vmap(jvp), to bound memory; None for all.
     verify: number of calls within which weights that were changed in place are noticed, whatever
         changed them; every call reads this share of the weights. "always" reads all in each call.
 
     >>> EngineOptions(precision="tf32")
-    EngineOptions(precision='tf32', tolerance=1e-05, cuda_graphs=True, chunk=None, verify=16)
+    EngineOptions(precision='tf32', tolerance=1e-05, cuda_graphs=True, verify=16)
     """
 
     precision: Precision = "float32"
     tolerance: float = TOLERANCE
     cuda_graphs: bool = True
-    chunk: int | None = None
     verify: int | Literal["always"] = 16
 
     def __post_init__(self) -> None:
         check_choice("precision", self.precision, Precision)
         if not 1e-6 <= self.tolerance <= 0.1:
             raise BoxcovError(f"tolerance must lie between 1e-6 and 0.1, got {self.tolerance!r}")
-        if self.chunk is not None:
-            check_whole("chunk", self.chunk)
         if self.verify != "always" and (not isinstance(self.verify, int) or self.verify < 1):
             raise BoxcovError(
                 f"verify must be 'always' or a number of calls of at least 1, got {self.verify!r}"

@@ -22,6 +22,8 @@ from boxcov.predict.forward_mode.directions import Directions, normalise
 from boxcov.predict.forward_mode.tangents import NoRule, Tangents, forward_mode, push_forward
 from boxcov.predict.linearize import LinearizationPoint, Weights
 
+_DIRECTIONS_AT_ONCE = 100  # by vmap(jvp), whose memory they take
+
 
 @dataclass(frozen=True)
 class PosteriorSamples:
@@ -41,9 +43,7 @@ class ForwardModeError(BoxcovError):
     """Torch has no forward-mode derivative of an operation of the detector."""
 
 
-def directional_derivatives(
-    point: LinearizationPoint, etas: Weights, chunk: int | None = None
-) -> Tensor:
+def directional_derivatives(point: LinearizationPoint, etas: Weights) -> Tensor:
     """J eta (m, D, k) along k directions (k, *shape) by name; with logits (m, D + 1, k)."""
     if torch.is_autocast_enabled(point.boxes.device.type):
         raise BoxcovError(
@@ -54,6 +54,7 @@ def directional_derivatives(
     theta = point.linearized.theta()
     at = {name: theta[name] for name in etas}
     scaled, scale = normalise(etas, at)
+    size = _DIRECTIONS_AT_ONCE if len(scale) > _DIRECTIONS_AT_ONCE else None  # None copies nothing
 
     def one(eta: dict[str, Tensor]) -> Tensor:
         u: Tensor = torch.func.jvp(point.z_at, (at,), (eta,))[1]
@@ -62,7 +63,7 @@ def directional_derivatives(
 
     try:
         with forward_mode():
-            u = torch.vmap(one, chunk_size=chunk)(scaled)
+            u = torch.vmap(one, chunk_size=size)(scaled)
     except NotImplementedError as error:
         raise ForwardModeError(
             "this detector uses an operation that torch cannot differentiate in forward mode "
