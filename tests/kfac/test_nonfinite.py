@@ -112,20 +112,3 @@ def test_frames_are_named_as_the_data_set_has_them() -> None:
 def test_other_choices_are_refused(detector) -> None:
     with pytest.raises(BoxcovError, match="nonfinite must be one of error, skip, got 'ignore'"):
         fit(detector, [item()], options=FitOptions(nonfinite="ignore"))
-
-
-# condition numbers
-
-
-@pytest.mark.parametrize("form", ["eigen", "paper"])
-def test_the_condition_number_is_that_of_the_dense_covariance(detector, form) -> None:
-    posterior = fit(
-        detector.double(),
-        [(x.double(), y.double()) for x, y in (item(8), item(8))],
-        n_data=100,
-        prior_precision=1.0,
-        options=FitOptions(form=form),
-    )
-    for name in posterior.blocks:
-        values = torch.linalg.eigvalsh(posterior.covariance(name))
-        assert posterior.condition(name) == pytest.approx(float(values[-1] / values[0]), rel=1e-6)

@@ -112,25 +112,11 @@ NUMBERS = [
         f"{WEIGHTS}test_always_notices_at_once",
     ),
     Mutant(
-        "the condition number",
-        "posterior/posterior.py",
-        "variances.max() / variances.min()",
-        "variances.max() / variances.median()",
-        f"{NONFINITE}test_the_condition_number_is_that_of_the_dense_covariance",
-    ),
-    Mutant(
         "a degenerate evidence gives way to the weights' RMS",
         "posterior/prior.py",
         " and _is_below([block], posterior.n_data, precisions[name] / 2)",
         "",
         "posterior/test_prior.py::test_few_frames_give_the_rms_of_the_weights",
-    ),
-    Mutant(
-        "the worst condition number is said",
-        "pipeline/fit.py",
-        "worst = max(conditions",
-        "worst = min(conditions",
-        "cli/test_fit.py::test_largest_condition_number_is_reported",
     ),
     Mutant(
         "same seed, same draws",

@@ -50,8 +50,6 @@ def _format(report: dict[str, Any]) -> str:
         f"prior precision: {report['prior']}{_AUTO if 'auto' in str(report['prior']) else ''}\n"
         f"{_warn_of_few_frames(report)}"
         f"{report['storage']}{error}\n"
-        f"largest condition number of the covariance: {report['condition']:.2g} "
-        f"in {report['worst']}\n"
         f"written to {report['out']}"
     )
 

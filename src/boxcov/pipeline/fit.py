@@ -67,8 +67,6 @@ def run(options: FitCommand, progress: Progress | None = None) -> Posterior:
 def summarize(posterior: Posterior, minutes: float) -> dict[str, Any]:
     """Return what ``boxcov fit --json`` prints about a posterior."""
     storage = posterior.storage()
-    conditions = {name: posterior.condition(name) for name in posterior.blocks}
-    worst = max(conditions, key=conditions.__getitem__)
     return {
         "layers": len(posterior.blocks),
         "depth": posterior.depth,
@@ -85,8 +83,6 @@ def summarize(posterior: Posterior, minutes: float) -> dict[str, Any]:
         "error": posterior.error,
         "corrected": any(not block.is_kronecker for block in posterior.blocks.values()),
         "loss": posterior.loss,
-        "condition": conditions[worst],
-        "worst": worst,
         "storage": str(storage),
         "bytes": asdict(storage),
         "weights_sha256": posterior.fingerprint,

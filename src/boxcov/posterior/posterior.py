@@ -183,14 +183,6 @@ class Posterior:
             return 1 / (h.unsqueeze(2) * q.unsqueeze(1))
         return 1 / (self.n_data * block.curvature + self.tau(name))
 
-    def condition(self, name: str) -> float:
-        """Return the condition number of one layer's covariance.
-
-        Only the paper's Cholesky factors depend on it; the form "eigen" is exact for any value.
-        """
-        variances = self.variances(name).double()
-        return float(variances.max() / variances.min())
-
     @full_precision()
     def sample(self, count: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """Return ``count`` samples eta ~ N(0, Sigma), (count, *shape) by parameter name.
