@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -231,31 +231,16 @@ class Posterior:
 
     @full_precision()
     def quadratic(self, gradients: Mapping[str, Tensor]) -> Tensor:
-        """Return ``J Sigma J^T`` (..., D, D) of gradients (..., D, *shape) by parameter name.
-
-        A missing gradient counts as 0.
-        """
-        total: Tensor | None = None
+        """Return ``J Sigma J^T`` (..., D, D) of gradients (..., D, *shape) of all parameters."""
+        parts = []
         for name, block in self.blocks.items():
             layer = block.layer
-            weight = gradients.get(layer.weight)
-            bias = None if layer.bias is None else gradients.get(layer.bias)
-            if weight is None:
-                if bias is None:
-                    continue
-                weight = bias.new_zeros(*bias.shape[:-1], *layer.shape)
-            elif bias is None and layer.bias is not None:
-                lead = weight.shape[: weight.dim() - len(layer.shape)]
-                bias = weight.new_zeros(*lead, layer.geometry.groups * layer.n_out)
-            matrix = to_matrix(weight, bias, layer.geometry).to(block.H.values.dtype)
-            G = (block.rotate(matrix) * self.variances(name).sqrt()).flatten(-3)  # (..., D, w)
-            C = G @ G.transpose(-1, -2)
-            total = C if total is None else total + C
-        if total is None:
-            raise BoxcovError(
-                f"none of the gradients {join_names(gradients)} belongs to this posterior"
-            )
-        return total
+            bias = None if layer.bias is None else gradients[layer.bias]
+            matrix = to_matrix(gradients[layer.weight], bias, layer.geometry)
+            G = block.rotate(matrix.to(block.H.values.dtype)) * self.variances(name).sqrt()
+            G = G.flatten(-3)  # (..., D, w)
+            parts.append(G @ G.transpose(-1, -2))
+        return reduce(torch.add, parts)
 
     def covariance(self, name: str) -> Tensor:
         """Return the dense covariance (w, w) of a small layer, over (group, output, input)."""
