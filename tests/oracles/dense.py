@@ -103,6 +103,14 @@ def dense_covariance(posterior: Posterior, name: str) -> Tensor:
     return torch.block_diag(*groups)
 
 
+def eigenbasis_covariance(posterior: Posterior, name: str) -> Tensor:
+    """Sigma of one layer (w, w), from its variances in the eigenbasis."""
+    block = posterior.blocks[name]
+    bases = map(torch.kron, block.H.vectors, block.Q.vectors)
+    groups = [(B * v.flatten()) @ B.T for B, v in zip(bases, posterior.variances(name))]
+    return torch.block_diag(*groups)
+
+
 def box_covariance(detector: Detector, posterior: Posterior, inputs: Any) -> Tensor:
     """``J Sigma J^T`` (m, D, D) from dense matrices."""
     return transform_covariance(box_jacobian(detector, inputs), posterior)

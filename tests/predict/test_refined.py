@@ -8,7 +8,7 @@ import torch
 from boxcov import GLM, MCGLM, ExactGLM, FitOptions, Posterior, fit
 from boxcov.predict.route import State
 from helpers.nets import CASES, Case
-from oracles.dense import box_jacobian, flat, relative
+from oracles.dense import box_jacobian, eigenbasis_covariance, flat, relative
 
 KINDS = {
     "corrected": FitOptions(ekfac=True),
@@ -64,7 +64,7 @@ def test_exact_equals_the_dense_product(case: Case) -> None:
     posterior = fit(detector, frames, n_data=50, prior_precision=0.3, options=options)
     J = box_jacobian(detector, inputs[:2])
     expected = sum(
-        flat(block, J) @ posterior.covariance(name) @ flat(block, J).transpose(1, 2)
+        flat(block, J) @ eigenbasis_covariance(posterior, name) @ flat(block, J).transpose(1, 2)
         for name, block in posterior.blocks.items()
     )
     for model in (GLM(detector, posterior), ExactGLM(detector, posterior)):

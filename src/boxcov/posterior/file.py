@@ -265,7 +265,7 @@ def _blocks(
                 "or occurs twice"
             )
         blocks[layer.name] = _block(layer, entry, tensors, factors)
-        largest = n_data * blocks[layer.name].curvature_range[1]
+        largest = n_data * blocks[layer.name].max_curvature
         if not largest <= MAX_PRECISION:
             raise ValueError(
                 f"n_data times the Fisher of {layer.name} is {largest:g}, "

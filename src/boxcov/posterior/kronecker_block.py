@@ -160,12 +160,12 @@ class KroneckerBlock:
         return self.H.values.unsqueeze(2) * self.Q.values.unsqueeze(1)
 
     @property
-    def curvature_range(self) -> tuple[float, float]:
-        """The smallest and the largest eigenvalue of the Fisher."""
+    def max_curvature(self) -> float:
+        """The largest eigenvalue of the Fisher."""
         if not self.is_kronecker:
-            return float(self.curvature.min()), float(self.curvature.max())
+            return float(self.curvature.max())
         h, q = self.H.values.double(), self.Q.values.double()
-        return float((h.amin(1) * q.amin(1)).min()), float((h.amax(1) * q.amax(1)).max())
+        return float((h.amax(1) * q.amax(1)).max())
 
     def rotate(self, matrix: Tensor) -> Tensor:
         """Return a weight matrix M (..., G, n_out, n_in) in the eigenbasis: ``V^T M U``."""

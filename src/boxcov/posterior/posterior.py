@@ -242,13 +242,6 @@ class Posterior:
             parts.append(G @ G.transpose(-1, -2))
         return reduce(torch.add, parts)
 
-    def covariance(self, name: str) -> Tensor:
-        """Return the dense covariance (w, w) of a small layer, over (group, output, input)."""
-        block = self.blocks[name]
-        bases = map(torch.kron, block.H.vectors, block.Q.vectors)
-        groups = [(B * v.flatten()) @ B.T for B, v in zip(bases, self.variances(name))]
-        return torch.block_diag(*groups)
-
     def check_detector(self, detector: Detector) -> None:
         """Raise if the posterior is of other weights, or of another configuration."""
         check_fingerprint(self.fingerprint, detector, "posterior")
