@@ -35,7 +35,6 @@ from torch.nn.functional import pad
 from boxcov.predict.head.cells import Cells, Group, Plan, backpropagate
 from boxcov.predict.head.weights import (
     HeadWeights,
-    StageDirections,
     StagePosterior,
     StageWeights,
     padding_to_four,
@@ -70,7 +69,7 @@ def head_covariance(
         if stage.posterior is not None and alpha is not None:
             added = _stem_covariance(stage.posterior, alpha, d, cells, plan)
         elif stage.directions is not None and alpha is not None:
-            added = _stem_derivatives(stage.directions, alpha, d, cells)
+            added = _stem_derivatives(alpha, d, cells)
         total = added if total is None else total if added is None else total + added
         if stage is not head.stem[0]:
             d = backpropagate(d, stage.W[0, 0], stage)
@@ -86,7 +85,7 @@ def _run_stem_stage(stage: StageWeights, cells: Cells, rows: Tensor) -> tuple[Te
     if stage.posterior is not None:
         alpha = stage.posterior.project(A)
     elif stage.directions is not None:
-        alpha = A @ stage.directions.eta[0, 0]
+        alpha = A @ stage.directions[0, 0].flatten(1)
     y = stage.product(A, stage.W[0, 0])
     h, slope = (t[0, 0] for t in stage.activate(y[None, None]))
     if cells.inside is not None:
@@ -115,14 +114,10 @@ def _stem_covariance(
     return C
 
 
-def _stem_derivatives(
-    directions: StageDirections, alpha: Tensor, d: Tensor, cells: Cells
-) -> Tensor:
+def _stem_derivatives(alpha: Tensor, d: Tensor, cells: Cells) -> Tensor:
     """Step 2: what a stage of the stem adds (m, R, k), for d (R, m, T, n_out)."""
-    _, m, T, n_out = d.shape
-    moved: Tensor = cells.per_box(alpha).unflatten(2, (directions.count, n_out))
-    moved = moved.transpose(2, 3).reshape(m, T * n_out, directions.count)
-    return d.transpose(0, 1).flatten(2) @ moved
+    moved: Tensor = cells.per_box(alpha).unflatten(2, (-1, d.shape[3]))  # (m, T, k, n_out)
+    return d.transpose(0, 1).flatten(2) @ moved.transpose(2, 3).flatten(1, 2)
 
 
 def _derivatives_below(stage: StageWeights, plan: Plan, d: Tensor, tangents: Tensor) -> Tensor:
@@ -161,7 +156,7 @@ def _run_branches(
     rows: (L + 1, C) the stem's output. The branches add a covariance (m, R, R), or derivatives
     (m, R, k), or None if the posterior does not contain them. The gradients are (R, m, T, C).
     """
-    first, index = head.branches[0], head.branches[-1].output_index
+    first, index = head.branches[0], head.output_index
     A = plan.stages[-1].gather(rows, first.has_bias, first.n_extra)
     grams = None
     if first.posterior is not None and first.posterior.F is not None:
@@ -210,7 +205,7 @@ def _run_group(
         d = d * slope.unsqueeze(2)
         added: Tensor | None = None
         if stage.directions is not None:
-            added = _branch_derivatives(stage.directions, alpha, d)
+            added = _branch_derivatives(alpha, d)
         elif stage.posterior is not None:
             K = (
                 _own_kernels(stage.posterior, alpha)
@@ -221,9 +216,8 @@ def _run_group(
         total = added if total is None else total if added is None else total + added
         if number:
             d = backpropagate(d, stage.W, stage)
-    last = stages[-1]
-    d = d.flatten(1, 2)[:, last.output_index]  # padded outputs are dropped: (G, R, n, T, n_out)
-    d = backpropagate(d, stages[0].W[:, last.branch_index], stages[0])
+    d = d.flatten(1, 2)[:, head.output_index]  # padded outputs are dropped: (G, R, n, T, n_out)
+    d = backpropagate(d, stages[0].W[:, head.branch_index], stages[0])
     d = d.transpose(0, 1).flatten(1, 2).index_select(1, group.slot)
     by_box = outputs.transpose(1, 2).flatten(0, 1)[group.slot]
     total = None if total is None else total.transpose(1, 2).flatten(0, 1)[group.slot]
@@ -245,7 +239,7 @@ def _run_first_stage(
 
     alpha = None
     if stage.directions is not None:
-        alpha = by_branch(own @ stage.directions.eta.transpose(1, 2).flatten(2))
+        alpha = by_branch(own @ stage.directions.transpose(1, 2).flatten(2))
     elif stage.posterior is not None and stage.posterior.F is None:
         U = stage.posterior.U
         alpha = own @ U if U.dim() == 2 else own.unsqueeze(1) @ U
@@ -267,7 +261,7 @@ def _run_later_stage(stage: StageWeights, x: Tensor) -> tuple[Tensor, StageCache
         A = torch.cat([A, extra.expand(*A.shape[:-1], -1)], -1)
     flat = A.flatten(2, 3)
     basis = stage.posterior.U if stage.posterior is not None else None
-    basis = stage.directions.eta if stage.directions is not None else basis
+    basis = stage.directions.flatten(3) if stage.directions is not None else basis
     alpha = None if basis is None else (flat @ basis).view(*A.shape[:4], -1)
     h, slope = stage.activate(stage.product(flat, stage.W).view(*A.shape[:4], -1))
     return h, (alpha, slope)
@@ -301,10 +295,10 @@ def _branch_covariance(posterior: StagePosterior, K: Tensor, d: Tensor) -> Tenso
     return _quadratic_forms(K, delta)[..., :c, :c]
 
 
-def _branch_derivatives(directions: StageDirections, alpha: Tensor | None, d: Tensor) -> Tensor:
+def _branch_derivatives(alpha: Tensor | None, d: Tensor) -> Tensor:
     """What a stage adds (G, B, n, c, k), for d (G, B, c, n, T, n_out)."""
     assert alpha is not None  # (G, B, n, T, k n_out)
-    moved: Tensor = alpha.unflatten(4, (directions.count, -1)).transpose(4, 5).flatten(3, 4)
+    moved: Tensor = alpha.unflatten(4, (-1, d.shape[5])).transpose(4, 5).flatten(3, 4)
     return d.transpose(2, 3).flatten(4) @ moved  # times (G, B, n, T n_out, k)
 
 

@@ -62,14 +62,6 @@ class StagePosterior:
 
 
 @dataclass(frozen=True)
-class StageDirections:
-    """k directions for each layer of a stage, in place of its posterior."""
-
-    eta: Tensor  # (G, B, n_in, k n_out)
-    count: int  # k
-
-
-@dataclass(frozen=True)
 class StageWeights:
     """The layers of a stage: G kinds of B branches."""
 
@@ -80,23 +72,20 @@ class StageWeights:
     reach: int  # cells that the kernel covers to each side
     has_bias: bool
     n_extra: int  # input columns behind the gathered ones: the 1 of a bias, then zeros
-    output_index: Tensor  # (R,) the outputs among the B n_out padded ones
-    branch_index: Tensor  # (R,) the branch of each output
     parameters: tuple[str, ...]  # those that the posterior contains
     # at most one of the two; neither if the posterior does not contain the stage
     posterior: StagePosterior | None
-    directions: StageDirections | None
+    directions: Tensor | None  # (G, B, n_in, k, n_out)
 
     def select(self, kinds: slice | Tensor) -> StageWeights:
         """The layers of some kinds."""
-        own = self.directions
         return replace(
             self,
             W=self.W[kinds],
             scale=self.scale[kinds],
             shift=self.shift[kinds],
             posterior=None if self.posterior is None else self.posterior.select(kinds),
-            directions=None if own is None else replace(own, eta=own.eta[kinds]),
+            directions=None if self.directions is None else self.directions[kinds],
         )
 
     def product(self, A: Tensor, W: Tensor) -> Tensor:
@@ -133,6 +122,8 @@ class HeadWeights:
 
     stem: tuple[StageWeights, ...]
     branches: tuple[StageWeights, ...]
+    output_index: Tensor  # (R,) the raw outputs among the B n_out padded ones of the last stage
+    branch_index: Tensor  # (R,) the branch of each raw output
 
     @property
     def stages(self) -> tuple[StageWeights, ...]:
@@ -192,7 +183,12 @@ def build_head_weights(
     stem, branches = stacked[: len(staged.stem)], stacked[len(staged.stem) :]
     if len(stacked) < len(built) or len({stage.W.shape[:2] for stage in branches}) > 1:
         return None
-    return HeadWeights(tuple(stem), tuple(branches))
+    W = branches[-1].W
+    n_out = W.shape[3]
+    channels = torch.tensor([layer.out_channels for layer in staged.branches[-1].layers[0]])
+    is_output = torch.arange(n_out) < channels.unsqueeze(1)  # (B, n_out)
+    output_index = is_output.flatten().nonzero()[:, 0].to(W.device)
+    return HeadWeights(tuple(stem), tuple(branches), output_index, output_index // n_out)
 
 
 @dataclass(frozen=True)
@@ -244,8 +240,6 @@ def _stage_weights(
         posterior = _stage_posterior(source, blocks, layers[0], W, merge)
     elif blocks:
         directions = _stage_directions(source, blocks, W)
-    is_output = torch.arange(n_out) < torch.tensor(channels[0]).unsqueeze(1)  # (B, n_out)
-    output_index = is_output.flatten().nonzero()[:, 0].to(W.device)
     return StageWeights(
         W=W.transpose(2, 3).contiguous(),
         scale=scale,
@@ -254,8 +248,6 @@ def _stage_weights(
         reach=stage.reach,
         has_bias=has_bias,
         n_extra=n_extra,
-        output_index=output_index,
-        branch_index=output_index // n_out,
         parameters=tuple(source.posterior.restricted(blocks).parameters) if blocks else (),
         posterior=posterior,
         directions=directions,
@@ -297,8 +289,8 @@ def _norm(stage: Stage, W: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(scales).view(W.shape[:3]), torch.stack(shifts).view(W.shape[:3])
 
 
-def _stage_directions(source: _Source, blocks: list[str], W: Tensor) -> StageDirections:
-    """The directions of a stage with weights W (G, B, n_out, n_in)."""
+def _stage_directions(source: _Source, blocks: list[str], W: Tensor) -> Tensor:
+    """Directions (G, B, n_in, k, n_out) of a stage with weights W (G, B, n_out, n_in)."""
     assert source.etas is not None
     G, B, n_out, n_in = W.shape
     etas = []
@@ -306,9 +298,8 @@ def _stage_directions(source: _Source, blocks: list[str], W: Tensor) -> StageDir
         layer = source.posterior.blocks[name].layer
         bias = None if layer.bias is None else source.etas[layer.bias]
         matrix = _weight_matrix(source.etas[layer.weight], bias)  # (k, n_out, n_in)
-        etas.append(_pad_matrix(matrix, n_out, n_in).flatten(0, 1).T)
-    eta = torch.stack(etas).unflatten(0, (G, B)).contiguous()
-    return StageDirections(eta, eta.shape[3] // n_out)
+        etas.append(_pad_matrix(matrix, n_out, n_in).permute(2, 0, 1))
+    return torch.stack(etas).unflatten(0, (G, B))
 
 
 def _stage_posterior(
