@@ -37,7 +37,7 @@ from boxcov.predict.instances import (
 )
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
 from boxcov.predict.predictor import PosteriorPredictor, logit_fields
-from boxcov.predict.route import EngineOptions, State, TangentRouter, warn_of_route
+from boxcov.predict.route import DEFAULT_ENGINE, EngineOptions, State, TangentRouter, warn_of_route
 
 _EVERY, _LOGIT = slice(None), slice(-1, None)  # fields of z
 
@@ -73,7 +73,7 @@ class ExactGLM(PosteriorPredictor):
         seed: int = 0,
         *,
         with_logit: bool = False,
-        engine: EngineOptions | None = None,
+        engine: EngineOptions = DEFAULT_ENGINE,
     ) -> None:
         if samples is not None:
             check_whole("samples", samples, 2)

@@ -27,7 +27,7 @@ from boxcov.predict.forward_mode.tangents import NoRule, Tangents
 from boxcov.predict.head.stages import StagedResult
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
 from boxcov.predict.predictor import PosteriorPredictor, logit_fields
-from boxcov.predict.route import EngineOptions, Route, Router, State, TangentRouter
+from boxcov.predict.route import DEFAULT_ENGINE, EngineOptions, Route, Router, State, TangentRouter
 
 Derivative = Literal["jvp", "fd"]
 
@@ -65,7 +65,7 @@ class MCGLM(PosteriorPredictor):
         seed: int = 0,
         *,
         with_logit: bool = False,
-        engine: EngineOptions | None = None,
+        engine: EngineOptions = DEFAULT_ENGINE,
     ) -> None:
         check_whole("samples", samples, 2)
         check_choice("derivative", derivative, Derivative)

@@ -26,7 +26,7 @@ from boxcov.error_model.model import ErrorModel, describe_error_model
 from boxcov.errors import BoxcovError, NotFiniteError
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
-from boxcov.predict.route import EngineOptions, Router
+from boxcov.predict.route import DEFAULT_ENGINE, EngineOptions, Router
 from boxcov.result_check import check_result, rows_in_range
 
 
@@ -44,7 +44,7 @@ class Predictor(ABC):
         parameters: list[str],
         *,
         with_logit: bool = False,
-        engine: EngineOptions | None = None,
+        engine: EngineOptions = DEFAULT_ENGINE,
     ) -> None:
         check_finite_weights(detector)
         if posterior is not None:
@@ -55,7 +55,7 @@ class Predictor(ABC):
                 "logits()"
             )
         self.with_logit = with_logit
-        self.engine = engine or EngineOptions()
+        self.engine = engine
         self.device = next(detector.parameters()).device
         self.posterior = None if posterior is None else posterior.to(self.device)
         self.error_model: ErrorModel | None = None
@@ -227,7 +227,7 @@ class PosteriorPredictor(Predictor):
         detector: Detector,
         posterior: Posterior,
         with_logit: bool = False,
-        engine: EngineOptions | None = None,
+        engine: EngineOptions = DEFAULT_ENGINE,
     ) -> None:
         parameters = posterior.parameters
         super().__init__(detector, posterior, parameters, with_logit=with_logit, engine=engine)

@@ -91,6 +91,9 @@ class EngineOptions:
             )
 
 
+DEFAULT_ENGINE = EngineOptions()
+
+
 @dataclass(frozen=True)
 class Route:
     """How the next frame is computed."""

@@ -23,7 +23,7 @@ from boxcov.predict.head.weights import HeadWeights, build_head_weights
 from boxcov.predict.instances import InstanceEngine, check_items, with_leaves
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
 from boxcov.predict.predictor import add_signals, detector_signals
-from boxcov.predict.route import EngineOptions
+from boxcov.predict.route import DEFAULT_ENGINE, EngineOptions
 from boxcov.static_selection import StaticLimits, StaticSelection
 
 OUTPUTS = ("boxes", "scores", "labels", "covariance", "count", "left_off")
@@ -60,9 +60,9 @@ class FrameFunction:
         inputs: Any,
         limits: StaticLimits,
         etas: dict[str, Tensor] | None = None,
-        engine: EngineOptions | None = None,
+        engine: EngineOptions = DEFAULT_ENGINE,
     ) -> None:
-        self.limits, self.engine = limits, engine or EngineOptions()
+        self.limits, self.engine = limits, engine
         self.error_model = None if posterior is None else posterior.error_model
         names = [] if posterior is None else posterior.parameters
         self.linearized = LinearizedDetector(detector, names)
