@@ -28,6 +28,9 @@ derivatives ``sum over cells and outputs of D_j * alpha``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -65,12 +68,10 @@ def head_covariance(
     outputs, total, d = _run_branches(head, plan, rows)
     for stage, cells, (alpha, slope) in zip(head.stem[::-1], plan.stages[-2::-1], caches[::-1]):
         d = d * cells.per_box(slope)  # (R, m, T, n_out)
-        added = None
         if stage.posterior is not None and alpha is not None:
-            added = _stem_covariance(stage.posterior, alpha, d, cells, plan)
+            total = _plus(total, _stem_covariance(stage.posterior, alpha, d, cells, plan))
         elif stage.directions is not None and alpha is not None:
-            added = _stem_derivatives(alpha, d, cells)
-        total = added if total is None else total if added is None else total + added
+            total = _plus(total, _stem_derivatives(alpha, d, cells))
         if stage is not head.stem[0]:
             d = backpropagate(d, stage.W[0, 0], stage)
     assert total is not None
@@ -189,39 +190,62 @@ def _run_group(
 
     A (L + 1, n_in): the inputs of the first stage. grams (u, S, T T): its Gram matrices.
     """
-    cells = plan.stages[-1]
     stages = [stage.select(group.kinds) for stage in head.branches]
+    x, caches = _run_forward(stages, plan.stages[-1], group, A)
+    shared = None if grams is None else partial(_shared_kernels, grams, plan, group)
+    total, d = _run_backward(stages, caches, x, shared)
+    d = d.flatten(1, 2)[:, head.output_index]  # padded outputs are dropped: (G, R, n, T, n_out)
+    d = backpropagate(d, stages[0].W[:, head.branch_index], stages[0])
+    d = d.transpose(0, 1).flatten(1, 2).index_select(1, group.slot)
+
+    def by_box(values: Tensor) -> Tensor:  # (G, B, n, ...) to (g, B, ...)
+        return values.transpose(1, 2).flatten(0, 1)[group.slot]
+
+    return by_box(x.squeeze(3)), None if total is None else by_box(total), d
+
+
+def _run_forward(
+    stages: list[StageWeights], cells: Cells, group: Group, A: Tensor
+) -> tuple[Tensor, list[StageCache]]:
+    """Step 1 for the branches: raw outputs (G, B, n, 1, c), and what step 2 needs of each stage."""
     x, cache = _run_first_stage(stages[0], cells.rows_of(group.members), A, cells.inside)
     caches = [cache]
     for stage in stages[1:]:
         x, cache = _run_later_stage(stage, x)
         caches.append(cache)
-    outputs, c = x.squeeze(3), x.shape[-1]  # (G, B, n, c)
+    return x, caches
+
+
+def _run_backward(
+    stages: list[StageWeights],
+    caches: list[StageCache],
+    x: Tensor,
+    shared: Callable[[StagePosterior], Tensor] | None,
+) -> tuple[Tensor | None, Tensor]:
+    """Step 2 for the branches: what the layers add (G, B, n, c, c or k), and the gradients.
+
+    These are (G, B, c, n, T, n_out) at the first layer's outputs. x (G, B, n, 1, c): the raw
+    outputs. shared: K_p of the first stage, where boxes share Gram matrices.
+    """
+    c = x.shape[-1]
     d = torch.eye(c, dtype=x.dtype, device=x.device).view(c, 1, 1, c)
-    d = d.expand(*x.shape[:2], c, *x.shape[2:])  # (G, B, c, n, T, n_out)
+    d = d.expand(*x.shape[:2], c, *x.shape[2:])
     total: Tensor | None = None
     for number in reversed(range(len(stages))):
         stage, (alpha, slope) = stages[number], caches[number]
         d = d * slope.unsqueeze(2)
-        added: Tensor | None = None
         if stage.directions is not None:
-            added = _branch_derivatives(alpha, d)
+            total = _plus(total, _branch_derivatives(alpha, d))
         elif stage.posterior is not None:
             K = (
                 _own_kernels(stage.posterior, alpha)
-                if grams is None or number
-                else _shared_kernels(stage.posterior, grams, plan, group)
+                if shared is None or number
+                else shared(stage.posterior)
             )
-            added = _branch_covariance(stage.posterior, K, d)
-        total = added if total is None else total if added is None else total + added
+            total = _plus(total, _branch_covariance(stage.posterior, K, d))
         if number:
             d = backpropagate(d, stage.W, stage)
-    d = d.flatten(1, 2)[:, head.output_index]  # padded outputs are dropped: (G, R, n, T, n_out)
-    d = backpropagate(d, stages[0].W[:, head.branch_index], stages[0])
-    d = d.transpose(0, 1).flatten(1, 2).index_select(1, group.slot)
-    by_box = outputs.transpose(1, 2).flatten(0, 1)[group.slot]
-    total = None if total is None else total.transpose(1, 2).flatten(0, 1)[group.slot]
-    return by_box, total, d
+    return total, d
 
 
 def _run_first_stage(
@@ -267,7 +291,7 @@ def _run_later_stage(stage: StageWeights, x: Tensor) -> tuple[Tensor, StageCache
     return h, (alpha, slope)
 
 
-def _shared_kernels(posterior: StagePosterior, grams: Tensor, plan: Plan, group: Group) -> Tensor:
+def _shared_kernels(grams: Tensor, plan: Plan, group: Group, posterior: StagePosterior) -> Tensor:
     """K_p (G, B, n, p, T, T) of the first stage, from the Gram matrices (u, S, T T) per cell."""
     assert posterior.F is not None
     (G, n), (_, B, p, _) = group.members.shape, posterior.F.shape
@@ -330,6 +354,11 @@ def _gram_matrices(posterior: StagePosterior, alpha: Tensor, cells: Cells, plan:
             torch.bmm(left, right.transpose(1, 2), out=gram[i : i + starts.step])
         grams.append(gram.view(u, T, S, T).transpose(1, 2))
     return torch.cat(grams, 1).view(u, -1, T * T)
+
+
+def _plus(total: Tensor | None, added: Tensor) -> Tensor:
+    """The sum of what layers add; None before the first of them."""
+    return added if total is None else total + added
 
 
 def _quadratic_forms(K: Tensor, delta: Tensor) -> Tensor:
