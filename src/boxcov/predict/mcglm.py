@@ -152,17 +152,20 @@ class DirectionRouter(TangentRouter):
     def derivatives(self, point: LinearizationPoint) -> tuple[Tensor, Tensor]:
         """J eta of the boxes (m, D, k) and of z, which includes the logit if there is one."""
         staged = self._run_stages(point)
-        if self._is_verified(point, staged):
-            fast = self._fast(point, staged)
-            if fast is not None:
-                return fast
+        fast = self._fast(point, staged) if self._is_verified(point, staged) else None
+        return self._verify(point, staged) if fast is None else fast
+
+    def _verify(
+        self, point: LinearizationPoint, staged: StagedResult | None
+    ) -> tuple[Tensor, Tensor]:
+        """As ``derivatives``: by the oracle, or by the fast route where it agrees with it."""
         point = self.with_trunk(point)
         A = directional_derivatives(point, self.samples.etas)
         boxes = A[:, : point.boxes.shape[1]].contiguous()
-        is_staged = staged is not None and (
-            not self.new_kinds(staged) or self._verify_head(point, staged, boxes)
+        agrees = (
+            staged is None or not self.new_kinds(staged) or self._verify_head(point, staged, boxes)
         )
-        fast = self._verify_fast(point, staged, A) if staged is None or is_staged else None
+        fast = self._verify_fast(point, staged, A) if agrees else None
         self._settle()
         return (boxes, A) if fast is None else fast
 
@@ -233,7 +236,8 @@ class DirectionRouter(TangentRouter):
         self, point: LinearizationPoint, staged: StagedResult | None, A: Tensor
     ) -> tuple[Tensor, Tensor] | None:
         """The derivatives of this frame by the route of later ones; None if that is vmap(jvp)."""
-        tangents = self._tangents_after_first_boxes()
+        self.route = self.route or Route("vmap(jvp)")  # a route of None propagates no tangents
+        tangents = self.next_tangents()
         try:
             if tangents is not None:
                 point = self.linearized.with_tangents(point, tangents)
@@ -247,10 +251,6 @@ class DirectionRouter(TangentRouter):
         if fast is None or tangents is None or self.tangents_check.covers({tangents.ends}):
             return fast
         return fast if self.verify_tangents(fast[1], A, tangents) else None
-
-    def _tangents_after_first_boxes(self) -> Tangents | None:
-        self.route = self.route or Route("vmap(jvp)")
-        return self.next_tangents()
 
     def _etas_below(self) -> Mapping[str, Tensor]:
         """Directions of the weights that the stages do not account for."""
