@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +27,7 @@ from boxcov.predict.forward_mode.derivatives import (
     sample_covariance,
 )
 from boxcov.predict.forward_mode.tangents import NoRule, Tangents
+from boxcov.predict.head.stages import StagedResult
 from boxcov.predict.instances import (
     InstanceEngine,
     InstancesCheck,
@@ -173,21 +173,29 @@ class ExactRouter(TangentRouter):
         if staged is not None and not self.new_kinds(staged):
             return HeadPart(staged.head, self._below_stages, staged.below)
         point = self.with_trunk(point)
-        rows = None if staged is None else self.rows_to_verify(staged)
-        some = None if rows is None else point.subset(rows)
-        with nullcontext() if staged is None else matrix_precision("float32"):
-            part = self._head_by_instance(some or point)
-            is_covered = len(part.below) < len(self.posterior.blocks)
-            engine = "instances" if is_covered else "autograd"
-            rows = None if some is None else rows
-            if staged and is_covered and self.verify_stages(staged, part.covariance, rows):
-                self._below_stages, engine = part.below, "stages"
-                part = HeadPart(staged.head, part.below)
-            elif some is not None:
-                part = self._head_by_instance(point)
+        part = self._head_by_instance(point) if staged is None else self._verify_head(point, staged)
+        engine = "instances" if self._has_layers(part) else "autograd"
+        if staged is not None and not self.new_kinds(staged):
+            engine = "stages"
         rest = "autograd" if self.samples is None else "vmap(jvp) along samples"
         self.settle(engine, rest if part.below else "none")
         return part
+
+    @matrix_precision("float32")
+    def _verify_head(self, point: LinearizationPoint, staged: StagedResult) -> HeadPart:
+        """By stages if they agree with the instances of some of the boxes, else by instance."""
+        rows = self.rows_to_verify(staged)
+        some = point.subset(rows)
+        part = self._head_by_instance(some or point)
+        compared = None if some is None else rows
+        if self._has_layers(part) and self.verify_stages(staged, part.covariance, compared):
+            self._below_stages = part.below
+            return HeadPart(staged.head, part.below)
+        return part if some is None else self._head_by_instance(point)
+
+    def _has_layers(self, part: HeadPart) -> bool:
+        """Whether at least one layer of the posterior contributes to a part."""
+        return len(part.below) < len(self.posterior.blocks)
 
     def _no_head(self, point: LinearizationPoint) -> HeadPart:
         m, D = point.z.shape
