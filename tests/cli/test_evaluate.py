@@ -13,7 +13,6 @@ from boxcov.data import simulated
 from boxcov.data.poses import BOX_FIELDS
 from boxcov.evaluate.ground_truth import GroundTruth, match_detections
 from boxcov.evaluate.quality import auroc
-from boxcov.evaluate.scalar_uncertainty import uncertainty_of
 from boxcov.evaluate.summary import summarise
 from boxcov.pipeline.evaluate import build_study
 from boxcov.pipeline.frames import load_frames
@@ -273,32 +272,11 @@ def test_files_with_equal_names_use_their_paths(tmp_path, saved) -> None:
     ]
 
 
-def test_other_scalar_uncertainty(saved, tmp_path) -> None:
-    plain = study_of(saved[:1]).methods[0].records
-    other = study_of(saved[:1], uncertainty="expected-iou")
-    assert other.about["u"] == "expected-iou"
-    found = other.methods[0].records
-    assert np.array_equal(found.uncertainty, uncertainty_of(plain, "expected-iou"))
-    assert not np.array_equal(found.uncertainty, plain.uncertainty)
-    with pytest.raises(
-        BoxcovError, match=r"exact\.safetensors: these records have no variance of the score"
-    ):
-        study_of(saved[:1], uncertainty="score-variance")
-    scored = Detections.load(saved[0])
-    m = len(scored)
-    scored = replace(scored, score_variance=torch.rand(m), score_covariance=torch.zeros(m, 9))
-    scored.save(tmp_path / "scored.safetensors")
-    records = (
-        study_of([tmp_path / "scored.safetensors"], uncertainty="score-variance").methods[0].records
-    )
-    assert np.allclose(records.uncertainty, scored.score_variance[scored.scores > 0.1].numpy())
-
-
-def test_other_uncertainty_on_the_command_line(saved) -> None:
-    words = (f"evaluate {saved[0]} --uncertainty relative --replicates 5 --scenes 0",)
+def test_what_the_covariance_adds(saved) -> None:
+    words = (f"evaluate {saved[0]} --replicates 5 --scenes 0",)
     assert "what the covariance adds" in boxcov(*words).out
     found = json.loads(boxcov(*words, "--json").out)
-    assert found["about"]["u"] == "relative"
+    assert found["about"]["u"] == "trace"
     assert found["rows"][-1]["kind"] == "difference"
 
 

@@ -12,11 +12,10 @@ import boxcov as package
 from boxcov.cli import fit as fit_command
 from boxcov.data import shapes, simulated
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.evaluate.scalar_uncertainty import ScalarUncertainty
 from boxcov.kfac.fit import NonFinite
 from boxcov.pipeline import fit as fitting
 from boxcov.pipeline.detectors import load_detector
-from boxcov.pipeline.options import EstimatorOptions, EvaluateCommand, FitCommand
+from boxcov.pipeline.options import EstimatorOptions, FitCommand
 from boxcov.pipeline.progress import Progress
 from boxcov.posterior.posterior import FisherKind, Form, Locations
 from boxcov.predict.mcglm import Derivative
@@ -226,4 +225,3 @@ def test_choices_equal_those_of_the_library() -> None:
     assert fit["form"] == Form
     assert fit["locations"] == Locations
     assert estimator["derivative"] == Derivative | None
-    assert get_type_hints(EvaluateCommand)["uncertainty"] == ScalarUncertainty

@@ -7,12 +7,10 @@ from importlib import import_module
 from typing import Any
 
 from boxcov.evaluate.curves import curves
-from boxcov.evaluate.expected_iou import expected_iou
 from boxcov.evaluate.matching import match
 from boxcov.evaluate.method_table import table
 from boxcov.evaluate.quality import partition, quality
 from boxcov.evaluate.records import Records
-from boxcov.evaluate.scalar_uncertainty import uncertainty_of
 from boxcov.evaluate.summary import by_class, by_range, compare, summarise
 
 __all__ = [
@@ -21,7 +19,6 @@ __all__ = [
     "by_range",
     "compare",
     "curves",
-    "expected_iou",
     "match",
     "partition",
     "plot_coverage",
@@ -31,7 +28,6 @@ __all__ = [
     "report",
     "summarise",
     "table",
-    "uncertainty_of",
 ]
 
 # of a package above this one: imported on first access

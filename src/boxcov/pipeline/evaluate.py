@@ -174,13 +174,13 @@ def _build_study(
     methods = []
     for path, (name, found) in zip(options.predictions, files.found.items()):
         with reading(path, "predictions"):
-            methods += methods_of(name, found, truth, options.uncertainty)
+            methods += methods_of(name, found, truth)
     first = next(iter(files.found.values()))
     about = {
         "data": " ".join(part for part in (source.data, source.split) if part),
         "frames": truth.frames,
         "objects": len(truth.labels),
-        "u": options.uncertainty,
+        "u": "trace",
         **settings_of(first, ("detector", "posterior", "boxcov", "torch")),
         **{name: settings_of(found, METHOD_META) for name, found in files.found.items()},
     }

@@ -14,7 +14,6 @@ from boxcov.detections import Detections
 from boxcov.errors import BoxcovError, join_names
 from boxcov.evaluate.ground_truth import GroundTruth, match_detections
 from boxcov.evaluate.records import Records
-from boxcov.evaluate.scalar_uncertainty import ScalarUncertainty, uncertainty_of
 from boxcov.outlines import background_of
 
 Array = NDArray[Any]
@@ -129,16 +128,13 @@ class Study:
         return any(len(method.records) for method in self.methods)
 
 
-def methods_of(
-    name: str, found: Detections, truth: GroundTruth, uncertainty: ScalarUncertainty = "trace"
-) -> list[Method]:
-    """Return detections matched with objects: with u, and with u = risk if they are calibrated."""
+def methods_of(name: str, found: Detections, truth: GroundTruth) -> list[Method]:
+    """Return detections matched with objects: u = trace, and u = risk if they are calibrated."""
     records = match_detections(found, truth)
     if not len(records):
         raise BoxcovError(f"{name}: no box has a score above 0.1: there is nothing to evaluate")
-    u = records.uncertainty if uncertainty == "trace" else uncertainty_of(records, uncertainty)
     described = [f"{key} {value}" for key, value in settings_of(found, METHOD_META).items()]
-    methods = [Method(name, records.with_uncertainty(u), ", ".join(described))]
+    methods = [Method(name, records, ", ".join(described))]
     if records.risk is not None:
         note = "u is the risk: the probability that the box is bad"
         as_risk = records.without_covariance(records.risk)

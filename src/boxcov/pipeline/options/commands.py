@@ -230,9 +230,6 @@ class EvaluateCommand(Options):
 
     predictions: tuple[Path, ...] = argument("Written by boxcov predict, one file per method.")
     source: PredictedData = PredictedData()
-    uncertainty: Literal["trace", "expected-iou", "relative", "logdet", "score-variance"] = option(
-        "trace", METHOD, "The scalar uncertainty u computed from each covariance."
-    )
     out: Path | None = vocabulary.out(None, text="Write a report: one HTML page.")
     force: bool = vocabulary.force()
     scenes: int = option(6, OUTPUT, "Frames to show in the report.", within="[0, inf)")
