@@ -26,28 +26,11 @@ from boxcov.evaluate.quality import (
 Array = NDArray[Any]
 
 
-class Gamma(NamedTuple):
-    """A Gamma distribution; an infinite shape means a point mass at the mean."""
+def quantiles(uncertainty: Array) -> Array:
+    """Return each u (n,) as its quantile in the Gamma distribution fitted to all of them.
 
-    shape: float
-    mean: float
-
-    @property
-    def scale(self) -> float:
-        return self.mean / self.shape
-
-    def quantile(self, uncertainty: Array) -> Array:
-        """Return the share (n,) of the distribution below each u; 0.5 at a point mass."""
-        u = np.asarray(uncertainty, dtype=float)
-        if not np.isfinite(self.shape):
-            return np.where(u == self.mean, 0.5, np.where(u < self.mean, 0.0, 1.0))
-        return import_package("scipy.special").gammainc(self.shape, self.shape * (u / self.mean))
-
-
-def fit_gamma(uncertainty: Array) -> Gamma:
-    """Return the maximum-likelihood Gamma distribution of u (n,), without zeros and infinities.
-
-    Equal values of u give a point mass; no values at all give NaN.
+    The fit is the most likely one, without zeros and infinities. If the other values are equal,
+    their quantile is 0.5.
     """
     u = np.asarray(uncertainty, dtype=float)
     if np.isnan(u).any() or (u < 0).any():
@@ -55,43 +38,20 @@ def fit_gamma(uncertainty: Array) -> Gamma:
             "a Gamma distribution needs uncertainties of 0 or more, got a minimum of "
             f"{np.nanmin(u)} and {np.isnan(u).sum()} NaN"
         )
+    top = u[np.isfinite(u)].max(initial=0)
+    u = u / (top or 1)  # so that sums do not overflow
     positive = u[(u > 0) & np.isfinite(u)]
-    if not len(positive):
-        return Gamma(float("inf"), 0.0) if len(u) else Gamma(float("nan"), float("nan"))
-    top = positive.max()
-    if positive.min() == top:
-        return Gamma(float("inf"), float(top))
-    mean = float((positive / top).mean() * top)
-    # log of the mean minus mean of the logs, computed without cancellation
-    relative = positive / mean - 1
-    near = np.abs(relative) < 0.5
-    logs = np.where(near, np.log1p(np.where(near, relative, 0)), np.log(positive) - np.log(mean))
-    return Gamma(_gamma_shape(float((relative - logs).mean())), mean)
-
-
-def _gamma_shape(s: float) -> float:
-    """Solve log(a) - digamma(a) = s for a."""
-    if s <= 0:
-        return float("inf")
-    digamma = import_package("scipy.special").digamma
-
-    def excess(log_a: float) -> float:
-        a = float(np.exp(log_a))
-        if a > 1e4:  # the difference cancels: use its asymptotic series
-            return 1 / (2 * a) + 1 / (12 * a**2) - s
-        return log_a - float(digamma(a)) - s
-
-    # 1 / (2 a) < log(a) - digamma(a) < 1 / a brackets the solution
-    low, high = -np.log(2 * s), -np.log(s)
-    margin = 1e-9 * (1 + abs(high))
-    brentq = import_package("scipy.optimize").brentq
-    return float(np.exp(brentq(excess, low - margin, high + margin, xtol=1e-14)))
-
-
-def quantiles(uncertainty: Array) -> Array:
-    """Return each u (n,) as its quantile in the Gamma distribution fitted to all of them."""
-    u = np.asarray(uncertainty, dtype=float)
-    return fit_gamma(u).quantile(u) if len(u) else np.zeros(0)
+    spread = np.ptp(positive) if len(positive) else 0
+    if not spread:
+        value = float(top > 0)  # 1 after the division, or 0
+        return np.where(u == value, 0.5, u > value)
+    gamma = import_package("scipy.stats").gamma
+    if spread > 1e-4:
+        shape, _, scale = gamma.fit(positive, floc=0)
+    else:  # the likelihood cancels, and the moments give the same fit
+        scale = positive.var() / positive.mean()
+        shape = positive.mean() / scale
+    return gamma.cdf(u, shape, scale=scale)
 
 
 class Curves(NamedTuple):
