@@ -11,7 +11,7 @@ more than a quarter turn from the track's by half a turn, or weight both hypothe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -24,9 +24,6 @@ from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 from boxcov.export.covariance_choice import check_known
 from boxcov.result_check import check_result
-
-MeasurementFunction = Callable[[Tensor], Tensor]
-"""Maps a box (D,) to the numbers (E,) that the filter measures; differentiable."""
 
 
 class Measurements(NamedTuple):
@@ -48,17 +45,13 @@ def measurements(
     *,
     residual: Mapping[str, float] | Tensor | None = None,
     pose: Pose | None = None,
-    measure: MeasurementFunction | None = None,
 ) -> Measurements:
     """Return boxes as measurements z (m, E) with positive definite noise R (m, E, E), in float64.
 
-    fields: the fields to measure, in the order of the filter; all by default. With ``measure``,
-        the names of its results.
+    fields: the fields to measure, in the order of the filter; all by default.
     residual: variances to add to the epistemic covariance, by field, or a matrix (D, D) or
         (m, D, D). By default the detections must be calibrated, and R is their ``predictive``.
     pose: move the boxes (``x y z w l h yaw vx vy``) to another frame of reference first.
-    measure: maps a box to other numbers, for example range and bearing. R is transformed by its
-        Jacobian.
 
     Calibrated detections also give ``risk``, ``no_object`` and ``flipped`` (m,) for each
     measurement, for example to start no track from a box that is probably no object.
@@ -69,30 +62,23 @@ def measurements(
     >>> measurements(box, ("y", "x"), residual={"x": 0.5, "y": 0.0}).R
     tensor([[[1.0000, 0.0000],
              [0.0000, 1.5000]]], dtype=torch.float64)
-    >>> polar = lambda box: torch.stack([box.norm(), torch.atan2(box[1], box[0])])
-    >>> none = torch.zeros(2, 2)
-    >>> measurements(box, ("range", "bearing"), residual=none, measure=polar).R[0].diagonal()
-    tensor([1.0000, 0.0400], dtype=torch.float64)
     """
     check_result(detections, "these detections cannot be exported")
     noisy, source = _add_residual(detections, residual)
     if pose is not None:
         noisy = transform_detections(noisy, pose)
     assert noisy.predictive is not None
-    z, R = noisy.boxes.detach().double(), noisy.predictive.double()
     names = tuple(noisy.fields if fields is None else fields)
-    if measure is not None:
-        z, R = _transform(z, R, measure, names)
-    else:
-        unknown = [name for name in names if name not in noisy.fields]
-        if unknown or len(set(names)) < len(names) or not names:
-            raise BoxcovError(
-                f"cannot measure the fields {', '.join(unknown or names) or '(none)'}: "
-                f"the boxes have {', '.join(noisy.fields)}"
-            )
-        index = columns(noisy.fields, names)
-        z, R = z[:, index], R[:, index][:, :, index]
-        check_known(R, names, "measure the other fields with fields=")
+    unknown = [name for name in names if name not in noisy.fields]
+    if unknown or len(set(names)) < len(names) or not names:
+        raise BoxcovError(
+            f"cannot measure the fields {', '.join(unknown or names) or '(none)'}: "
+            f"the boxes have {', '.join(noisy.fields)}"
+        )
+    index = columns(noisy.fields, names)
+    z = noisy.boxes.detach().double()[:, index]
+    R = noisy.predictive.double()[:, index][:, :, index]
+    check_known(R, names, "measure the other fields with fields=")
     missing = [name for name, is_known in zip(names, z.isfinite().all(0)) if not is_known]
     if missing:
         raise BoxcovError(
@@ -154,26 +140,6 @@ def _residual_matrix(
     if not bool((values.isfinite() & (values >= 0)).all()):
         raise BoxcovError(f"residual variances must be finite and at least 0, got {dict(residual)}")
     return torch.diag(values)
-
-
-def _transform(
-    boxes: Tensor, C: Tensor, measure: MeasurementFunction, names: tuple[str, ...]
-) -> tuple[Tensor, Tensor]:
-    """Measurements (m, E) of boxes (m, D), and ``J C J^T`` (m, E, E)."""
-    E = len(names)
-    if not len(boxes):
-        return boxes.new_zeros(0, E), boxes.new_zeros(0, E, E)
-    z = torch.stack([measure(box) for box in boxes])
-    if z.dim() != 2 or z.shape[1] != E:
-        raise BoxcovError(
-            f"measure returns the shape {tuple(z.shape[1:])} for a box, but there are {E} fields: "
-            f"{', '.join(names)}"
-        )
-    with torch.enable_grad():
-        rows = [torch.autograd.functional.jacobian(measure, box) for box in boxes]
-    J = torch.stack(rows)  # (m, E, D)
-    R = J @ C @ J.transpose(1, 2)
-    return z.detach(), (R + R.transpose(1, 2)) / 2
 
 
 def _check_positive_definite(z: Tensor, R: Tensor, names: tuple[str, ...]) -> None:
