@@ -6,12 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from boxcov.errors import BoxcovError
 from boxcov.evaluate.covariance_metrics import covariance_metrics
 from boxcov.evaluate.method_table import COLUMNS, table
 from boxcov.evaluate.quality import METRICS, auroc, ause, quality
 from boxcov.evaluate.records import Records
-from boxcov.evaluate.summary import by_class, by_range, compare, summarise
+from boxcov.evaluate.summary import class_groups, compare, range_groups, summarise
 
 FIELDS = ("x", "y", "z", "w", "l", "h", "yaw")
 
@@ -101,20 +100,17 @@ def test_intervals_and_chance_levels() -> None:
     )
 
 
-def test_groups_are_summaries_of_their_rows() -> None:
+def test_groups_by_class_and_range() -> None:
     records = some_records()
     records.boxes[:2, :2] = [[15.0, 0.0], [0.0, 50.0]]  # on the edges: each in one group
-    classes = by_class(records, replicates=5)
+    classes = class_groups(records)
     assert list(classes) == ["car", "bus"]  # no tram was seen
-    assert classes["bus"] == summarise(records[records.labels == 1], replicates=5)
-    ranges = by_range(records, replicates=5)
+    assert classes["bus"].tolist() == np.flatnonzero(records.labels == 1).tolist()
+    ranges = range_groups(records)
     assert list(ranges) == ["0 to 15 m", "15 to 30 m", "30 to 50 m", "50 m and more"]
-    assert sum(part["boxes"] for part in ranges.values()) == 300
-    assert ranges["15 to 30 m"] == summarise(
-        records[(records.range >= 15) & (records.range < 30)], replicates=5
-    )
-    with pytest.raises(BoxcovError, match="no range"):
-        by_range(replace(records, fields=("x1", "y1", "x2", "y2", "a", "b", "c")))
+    assert sorted(np.concatenate(list(ranges.values()))) == list(range(300))
+    within = (records.range >= 15) & (records.range < 30)
+    assert ranges["15 to 30 m"].tolist() == np.flatnonzero(within).tolist()
 
 
 def test_table_has_baselines_and_chance() -> None:

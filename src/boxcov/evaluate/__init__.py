@@ -11,12 +11,10 @@ from boxcov.evaluate.matching import match
 from boxcov.evaluate.method_table import table
 from boxcov.evaluate.quality import partition, quality
 from boxcov.evaluate.records import Records
-from boxcov.evaluate.summary import by_class, by_range, compare, summarise
+from boxcov.evaluate.summary import compare, summarise
 
 __all__ = [
     "Records",
-    "by_class",
-    "by_range",
     "compare",
     "curves",
     "match",

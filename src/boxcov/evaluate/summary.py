@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from math import isfinite
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcov.errors import BoxcovError
 from boxcov.evaluate.covariance_metrics import LEVELS, covariance_metrics, student_nll
 from boxcov.evaluate.intervals import (
     Chance,
@@ -34,6 +32,7 @@ from boxcov.evaluate.quality import (
     ranks,
 )
 from boxcov.evaluate.records import Records
+from boxcov.files import without_nan
 
 Array = NDArray[Any]
 RANKINGS = ("AUROC", "AUSE")
@@ -65,13 +64,13 @@ def summarise(records: Records, replicates: int = 200, seed: int = 0) -> dict[st
     low, high = bootstrap(statistics, records.frame, replicates=replicates, seed=seed)
     chances = _chances(records, replicates, seed)
     cells: dict[str, dict[str, Any]] = {name: {} for name in MEASURES}
-    for (name, error), *interval in zip(_CELLS, values, low, high):
+    for (name, error), *interval in zip(_CELLS, values.tolist(), low.tolist(), high.tolist()):
         chance = chances.get((name, error), Chance(*3 * [float("nan")]))
         keys = ("value", "low", "high", "chance", "chance_low", "chance_high")
         cells[name][error] = dict(zip(keys, (*interval, *chance)))
     parts = partitions(records.iou, records.l2, records.uncertainty)
     counts = np.bincount(np.asarray(records.labels, dtype=int), minlength=len(records.classes))
-    return _json_values(
+    return without_nan(
         {
             "boxes": len(records),
             "paired": int(records.paired.sum()),
@@ -89,18 +88,6 @@ def summarise(records: Records, replicates: int = 200, seed: int = 0) -> dict[st
     )
 
 
-def by_class(records: Records, replicates: int = 200, seed: int = 0) -> dict[str, dict[str, Any]]:
-    """Return ``summarise`` for each class that occurs, with thresholds of the class itself."""
-    return _by_group(records, class_groups(records), replicates, seed)
-
-
-def by_range(
-    records: Records, edges: Sequence[float] = RANGE_EDGES, replicates: int = 200, seed: int = 0
-) -> dict[str, dict[str, Any]]:
-    """Return ``summarise`` for boxes between ``edges`` metres from the sensor, and beyond."""
-    return _by_group(records, range_groups(records, edges), replicates, seed)
-
-
 def class_groups(records: Records) -> dict[str, Array]:
     """Return the numbers of the rows of each class that occurs."""
     labels = np.asarray(records.labels, dtype=int)
@@ -110,18 +97,15 @@ def class_groups(records: Records) -> dict[str, Array]:
     return {records.classes[label]: own for label, own in zip(found, rows)}
 
 
-def range_groups(records: Records, edges: Sequence[float] = RANGE_EDGES) -> dict[str, Array]:
-    """Return the numbers of the rows between ``edges`` metres from the sensor, and beyond."""
-    if not {"x", "y"} <= set(records.fields):
-        raise BoxcovError(
-            f"boxes with fields {records.fields} have no range: by_range needs x and y"
-        )
+def range_groups(records: Records) -> dict[str, Array]:
+    """Return the numbers of the rows between ``RANGE_EDGES`` from the sensor, and beyond."""
     distance = records.range
     groups = {
         f"{low:g} to {high:g} m": np.flatnonzero((distance >= low) & (distance < high))
-        for low, high in pairwise(edges)
+        for low, high in pairwise(RANGE_EDGES)
     }
-    return {**groups, f"{edges[-1]:g} m and more": np.flatnonzero(distance >= edges[-1])}
+    last = RANGE_EDGES[-1]
+    return {**groups, f"{last:g} m and more": np.flatnonzero(distance >= last)}
 
 
 def compare(
@@ -143,8 +127,8 @@ def compare(
     low, high = bootstrap_difference((of_a, a.frame), (of_b, b.frame), replicates, seed)
     values = of_a(np.arange(len(a))) - of_b(np.arange(len(b)))
     found: dict[str, dict[str, Any]] = {name: {} for name in MEASURES}
-    for (name, error), *interval in zip(_CELLS, values, low, high):
-        found[name][error] = _json_values(dict(zip(("value", "low", "high"), interval)))
+    for (name, error), *interval in zip(_CELLS, values.tolist(), low.tolist(), high.tolist()):
+        found[name][error] = without_nan(dict(zip(("value", "low", "high"), interval)))
     return found
 
 
@@ -215,22 +199,3 @@ def _region_coverage(records: Records) -> dict[str, float] | None:
         str(level): region_coverage(errors[paired], records.regions[paired, i])
         for i, level in enumerate(LEVELS)
     }
-
-
-def _by_group(
-    records: Records, groups: Mapping[str, Array], replicates: int, seed: int
-) -> dict[str, dict[str, Any]]:
-    return {
-        name: summarise(records[rows], replicates, seed)
-        for name, rows in groups.items()
-        if len(rows)
-    }
-
-
-def _json_values(value: Any) -> Any:
-    """Replace numbers that are not finite by None."""
-    if isinstance(value, dict):
-        return {key: _json_values(entry) for key, entry in value.items()}
-    if isinstance(value, float):
-        return float(value) if isfinite(value) else None
-    return value
