@@ -112,7 +112,7 @@ def covariances_of_clipped(found: Detections, records: Records) -> dict[str, Any
 
     Also of the epistemic one if the sides at the border were taken as known exactly.
     """
-    paired, fields = records.paired, records.fields
+    paired = records.paired
     predictive = np.zeros(records.covariance.shape)  # type: ignore[union-attr]
     widths = np.zeros((len(LEVELS), *records.boxes.shape))
     for mine, out in calibrated_folds(found, records, (), 0):
@@ -127,7 +127,7 @@ def covariances_of_clipped(found: Detections, records: Records) -> dict[str, Any
         "predictive": (records.errors_under(predictive), predictive),
     }
     report: dict[str, Any] = {
-        name: covariance_metrics(errors[paired], covariance[paired], fields)
+        name: covariance_metrics(errors[paired], covariance[paired])
         for name, (errors, covariance) in rows.items()
     }
     for name, side in (("clipped", records.clipped), ("other", ~records.clipped)):

@@ -56,7 +56,7 @@ def priors(args: argparse.Namespace) -> None:
         made = records_of({"head": plain}, images)
         values = [auroc(~accurate_iou(rows.iou), rows.uncertainty) for rows in made.values()]
         paired = made["head"][made["head"].paired]
-        inside = covariance_metrics(paired.errors, paired.covariance, paired.fields)
+        inside = covariance_metrics(paired.errors, paired.covariance)
         print(
             f"tau {tau:g}:",
             dict(zip(made, np.round(values, 3).tolist())),

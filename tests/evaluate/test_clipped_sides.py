@@ -35,7 +35,6 @@ def test_metrics_of_clipped_gaussian_errors_are_known(part: str) -> None:
     sd = np.sqrt(np.diagonal(records.predictive, axis1=1, axis2=2))
     records = replace(records, scale=sd, dof=4 * (1e9,))  # a Gaussian
     found = summarise(records, replicates=2)
-    assert found["clipped"] == records.clipped.any(1).sum()
     metrics = found[part]
     used = ~np.isnan(records.errors_under(getattr(records, part)))
     entropy = (np.log(sd) + 0.5 * log(2 * pi * e)) * used

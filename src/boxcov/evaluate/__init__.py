@@ -1,6 +1,6 @@
 """Quality of boxes and covariances, from plain arrays. docs/guide/evaluate.md defines each number.
 
-The paper's metrics need numpy alone; curves, regressions and chi-square intervals need scipy.
+The paper's metrics need numpy alone; curves, regressions and chi-square quantiles need scipy.
 """
 
 from importlib import import_module

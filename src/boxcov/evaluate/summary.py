@@ -68,16 +68,10 @@ def summarise(records: Records, replicates: int = 200, seed: int = 0) -> dict[st
         chance = chances.get((name, error), Chance(*3 * [float("nan")]))
         keys = ("value", "low", "high", "chance", "chance_low", "chance_high")
         cells[name][error] = dict(zip(keys, (*interval, *chance)))
-    parts = partitions(records.iou, records.l2, records.uncertainty)
-    counts = np.bincount(np.asarray(records.labels, dtype=int), minlength=len(records.classes))
     return without_nan(
         {
             "boxes": len(records),
             "paired": int(records.paired.sum()),
-            "clipped": int(records.clipped.any(1).sum()),
-            "frames": len(np.unique(records.frame)),
-            "classes": dict(zip(records.classes, counts.tolist())),
-            "partition": {error: part._asdict() for error, part in parts.items()},
             "quality": {name: cells[name] for name in METRICS + SHARES},
             "AUROC": cells["AUROC"],
             "AUSE": cells["AUSE"],
@@ -174,7 +168,7 @@ def _covariance_metrics(records: Records, covariance: Array | None) -> dict[str,
         return None
     paired = records.paired
     errors = records.errors_under(covariance)
-    return covariance_metrics(errors[paired], covariance[paired], records.fields)
+    return covariance_metrics(errors[paired], covariance[paired])
 
 
 def _predictive_metrics(records: Records) -> dict[str, Any] | None:
@@ -186,7 +180,7 @@ def _predictive_metrics(records: Records) -> dict[str, Any] | None:
     if records.scale is not None and records.dof is not None:
         paired = records.paired
         nll = student_nll(records.errors[paired], records.scale[paired], records.dof)
-    kept = ("rows", "singular", "ENCE", "ENCE by field", "ANEES")
+    kept = ("rows", "singular", "ENCE", "ANEES")
     return {**{name: found[name] for name in kept}, "NLL": nll}
 
 
