@@ -113,12 +113,12 @@ def partition_chance(part: Partition, replicates: int = 1000, seed: int = 0) -> 
     return found
 
 
-def quantile_interval(values: Array, level: float = 0.95) -> tuple[float, float]:
-    """Return the ends of the middle ``level`` of the values (n,), ignoring NaN."""
+def quantile_interval(values: Array) -> tuple[float, float]:
+    """Return the ends of the middle 95 % of the values (n,), ignoring NaN."""
     known = values[~np.isnan(values)]
     if not len(known):
         return float("nan"), float("nan")
-    low, high = np.quantile(known, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(known, [0.025, 0.975])
     return float(low), float(high)
 
 

@@ -133,17 +133,17 @@ def pair_by_distance(predictions: Predictions, objects: Objects, limit: float) -
     return _pair_greedily(predictions, objects, nearest)
 
 
-def pair_by_iou(predictions: Predictions, objects: Objects, min_iou: float = MIN_IOU) -> Array:
+def pair_by_iou(predictions: Predictions, objects: Objects) -> Array:
     """Return the index of the object paired with each prediction of one class (n,); -1 for none.
 
     By falling score, each prediction takes the free object of its frame with the largest IoU, if
-    that is at least ``min_iou``. Shapes are boxes x1 y1 x2 y2.
+    that is at least ``MIN_IOU``. Shapes are boxes x1 y1 x2 y2.
     """
 
     def largest(i: int, free: Array) -> int:
         iou = iou_2d(np.broadcast_to(predictions.shape[i], (len(free), 4)), objects.shape[free])
         best = len(iou) - 1 - int(iou[::-1].argmax())  # the last of equal ones, as COCO does
-        return best if iou[best] >= min_iou else -1
+        return best if iou[best] >= MIN_IOU else -1
 
     return _pair_greedily(predictions, objects, largest)
 

@@ -26,7 +26,7 @@ def calibration_error(probability: Array, happened: Array, bins: int = 15) -> fl
 
 
 def probability_metrics(
-    probability: Array, happened: Array, baseline: Array, frame: Array, replicates: int = 1000
+    probability: Array, happened: Array, baseline: Array, frame: Array
 ) -> dict[str, float]:
     """Return share, AUROC and ECE of a probability (n,), and the AUROC of a baseline (n,).
 
@@ -43,7 +43,7 @@ def probability_metrics(
         bad = happened[rows]
         return auroc_from_ranks(bad, own[rows]) - auroc_from_ranks(bad, other[rows])
 
-    low, high = bootstrap(gain, frame, replicates)
+    low, high = bootstrap(gain, frame)
     return {
         "share": float(np.mean(happened)),
         "AUROC": auroc_from_ranks(happened, own),

@@ -8,7 +8,7 @@ reference, which ``frame_id`` must name, in metres and radians. To move them fir
 
 Pose covariances are 6 x 6, row by row, in the order x, y, z, rotation about x, y, z; entry 35 is
 the variance of the yaw. boxcov's boxes stand upright, so that nothing is known of the rotations
-about x and y. Their variances are ``tilt_variance``, not 0, because some readers divide by them.
+about x and y. Their variances are 1e-6, not 0, because some readers divide by them.
 The messages have no place for the covariance of the size.
 
 Of calibrated detections the covariance is ``predictive``, and Autoware's ``existence_probability``
@@ -41,6 +41,7 @@ AUTOWARE = {
     "pedestrian": 7,
 }
 _AUTOWARE_ALIASES = {"cyclist": 6, "van": 1, "construction_vehicle": 2}
+_TILT_VARIANCE = 1e-6
 _ORIGIN = {"x": 0.0, "y": 0.0, "z": 0.0}
 _SIGN_UNKNOWN, _AVAILABLE = 1, 2  # of Autoware's orientation_availability
 _SURE_HEADING = 0.05  # most probability of a swap of front and back for a known direction
@@ -80,7 +81,7 @@ def quaternion(yaw: float) -> dict[str, float]:
 
 
 def poses(
-    detections: Detections, covariance: CovarianceKind = "predictive", tilt_variance: float = 1e-6
+    detections: Detections, covariance: CovarianceKind = "predictive"
 ) -> list[dict[str, Any]]:
     """Return a geometry_msgs/PoseWithCovariance per box: its centre and heading.
 
@@ -94,7 +95,7 @@ def poses(
     """
     boxes = _boxes_of(detections, SPACE).tolist()
     C = _selected_covariance(detections, covariance, ("x", "y", "z", "yaw"))
-    rows = _in_pose_order(C, (0, 1, 2, 5), tilt_variance)
+    rows = _in_pose_order(C, (0, 1, 2, 5), _TILT_VARIANCE)
     return [
         _pose_with_covariance((x, y, z), yaw, row) for (x, y, z, *_, yaw), row in zip(boxes, rows)
     ]
@@ -106,7 +107,6 @@ def detection3d_array(
     stamp: Stamp = 0.0,
     *,
     covariance: CovarianceKind = "predictive",
-    tilt_variance: float = 1e-6,
 ) -> dict[str, Any]:
     """Return the vision_msgs/Detection3DArray of one frame.
 
@@ -123,7 +123,7 @@ def detection3d_array(
     top = header(frame_id, stamp)
     check_single_frame(detections, "a message")
     boxes = []
-    for pose, size in zip(poses(detections, covariance, tilt_variance), _sizes(detections)):
+    for pose, size in zip(poses(detections, covariance), _sizes(detections)):
         boxes.append((pose, {"center": pose["pose"], "size": size}))
     return _detection_array(detections, top, boxes)
 
@@ -167,7 +167,6 @@ def detected_objects(
     stamp: Stamp = 0.0,
     *,
     covariance: CovarianceKind = "predictive",
-    tilt_variance: float = 1e-6,
     labels: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """Return the autoware_perception_msgs/DetectedObjects of one frame.
@@ -194,7 +193,7 @@ def detected_objects(
     top = header(frame_id, stamp)
     check_single_frame(detections, "a message")
     numbers = {**AUTOWARE, **_AUTOWARE_ALIASES} if labels is None else labels
-    parts = poses(detections, covariance, tilt_variance), _twists(detections, covariance)
+    parts = poses(detections, covariance), _twists(detections, covariance)
     objects = []
     for row, (pose, twist, size) in enumerate(zip(*parts, _sizes(detections))):
         hypothesis = _hypothesis(detections, row)
