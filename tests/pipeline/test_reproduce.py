@@ -29,6 +29,7 @@ from boxcov.pipeline.reproduce.study import reproduce
 from boxcov.pipeline.reproduce.workspace import Progress, Workspace, part_of, restrict_posterior
 
 SETTING = Setting(
+    out=Path("reproduction"),
     detector="python:tiny:made",
     data="coco:train",
     split="train",
@@ -38,7 +39,7 @@ SETTING = Setting(
     test_split="test",
     test_count=4,
     slow=2,
-    shifts=("coco:noisy",),
+    shift=("coco:noisy",),
     shift_count=2,
     calibration_count=30,
 )

@@ -142,7 +142,7 @@ def distribution_shift(workspace: Workspace) -> Table:
     """Return how much u rises under each shift, and how well it detects the shift."""
     setting = workspace.setting
     rows = []
-    for on in setting.shifts:
+    for on in setting.shift:
         for name, clear, shifted in _shift_cases(workspace, on):
             u, shifted_u = clear.uncertainty, shifted.uncertainty
             rise = float(np.median(shifted_u) / np.median(u)) if np.median(u) > 0 else None

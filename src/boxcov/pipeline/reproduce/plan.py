@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from boxcov.pipeline.frames import default_test_split
-from boxcov.pipeline.options import DetectorOptions, EstimatorOptions, ReproduceCommand
+from boxcov.pipeline.options import EstimatorOptions, ReproduceCommand
 
 Form = Literal["paper", "prior"]
 FORMS: tuple[Form, ...] = ("paper", "prior")
@@ -21,46 +21,34 @@ SCENARIOS = ("rain", "fog", "sparse", "crowd", "unseen")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting(DetectorOptions):
-    """Detector, frames and sizes; by default the detector and the frames inside the package."""
+class Setting(ReproduceCommand):
+    """The options of a reproduction, complete, and its other sizes."""
 
-    data: str = "simulated:clear"  # frames for the posterior
-    split: str | None = "train"
-    count: int | None = 100
-    n_data: float | None = 3500.0  # training frames of the detector; None: as many as ``count``
-    test: str = "simulated:clear"
-    test_split: str | None = "test"
-    test_count: int | None = 24
+    test: str
     slow: int = 40  # boxes of the first test frame for GLM: D backward passes per box
-    shifts: tuple[str, ...] = tuple(f"simulated:{scenario}" for scenario in SCENARIOS)
-    shift_count: int = 8
     prior_precision: float = 100.0  # a prior as wide as the weights, whose RMS is 0.1
-    threshold: float = 0.1  # of the score
-    sweeps: int = 10
-    seed: int = 0
-    device: str = "cpu"
     calibration_count: int = 40  # simulated frames for the error model; 0: no error model
 
     @staticmethod
     def from_options(options: ReproduceCommand) -> Setting:
         """Fill in what the command line leaves open."""
         test = options.test or options.data
-        sizes = {"count": 12, "test_count": 2, "slow": 2, "shift_count": 1} if options.quick else {}
-        defaults: dict[str, Any] = {**sizes, "test": test, "test_split": default_test_split(test)}
-        if options.detector != Setting.detector:
-            defaults["n_data"] = None
-        if not options.data.startswith("simulated"):
-            defaults["shifts"] = ()
+        sizes = (12, 2, 2, 1) if options.quick else (100, 24, 40, 8)
+        defaults: dict[str, Any] = dict(zip(("count", "test_count", "slow", "shift_count"), sizes))
+        defaults |= {"test": test, "test_split": default_test_split(test)}
+        if options.detector == Setting.detector:
+            defaults["n_data"] = 3500.0
+        if options.data.startswith("simulated"):
+            defaults["shift"] = tuple(f"simulated:{scenario}" for scenario in SCENARIOS)
         if options.quick or not test.startswith("simulated"):
             defaults["calibration_count"] = 0  # other data has no frames beyond training and test
-        known = {field.name for field in fields(Setting)}
-        given = {k: v for k, v in vars(options).items() if k in known and v is not None}
-        if options.shift:
-            given["shifts"] = options.shift
+        given = {name: value for name, value in vars(options).items() if value not in (None, ())}
         return Setting(**{**defaults, **given})
 
     def json(self) -> dict[str, Any]:
-        return {**asdict(self), "shifts": list(self.shifts)}
+        """Return what the results depend on."""
+        values = {**vars(self), "shifts": list(self.shift)}
+        return {name: values[name] for name in values if name not in ("out", "quick", "shift")}
 
 
 @dataclass(frozen=True)
@@ -144,5 +132,5 @@ def _runs_of_tables(setting: Setting) -> Iterator[Run]:
         for samples in SAMPLES.values():
             yield Run("mcglm", form, samples=samples)
     for depth in DEPTHS.values():  # one depth after the other: the predictor is reused
-        yield from (part_alone(depth, on) for on in (TEST, *setting.shifts))
-    yield from (Run("mci", on=on) for on in setting.shifts)
+        yield from (part_alone(depth, on) for on in (TEST, *setting.shift))
+    yield from (Run("mci", on=on) for on in setting.shift)

@@ -37,7 +37,7 @@ def reproduce(workspace: Workspace) -> list[Table]:
             workspace.execute(planned)
     tables = [*paper_tables(workspace), paper_chance(), sampling_noise(workspace)]
     tables.append(amount_of_data(workspace))
-    if setting.shifts:
+    if setting.shift:
         tables.append(distribution_shift(workspace))
     for table in tables:
         table.write(folder / "tables")
