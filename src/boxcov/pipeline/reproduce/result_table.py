@@ -1,15 +1,13 @@
-"""A table of results, written as JSON, CSV and Markdown."""
+"""A table of results, as JSON and Markdown."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from boxcov.files import without_nan, write_json, write_text
+from boxcov.files import write_json
 
 
 @dataclass(frozen=True)
@@ -34,21 +32,12 @@ class Table:
         lines = [f"| {' | '.join(row)} |" for row in (self.columns, rules, *cells)]
         return "\n".join([f"**{self.title}**", "", *lines, *(f"\n{note}" for note in self.notes)])
 
-    def csv(self) -> str:
-        text = io.StringIO()
-        writer = csv.DictWriter(text, self.columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(without_nan(self.rows))
-        return text.getvalue()
-
     def json(self) -> dict[str, Any]:
         notes = list(self.notes)
         return {"name": self.name, "title": self.title, "rows": list(self.rows), "notes": notes}
 
     def write(self, folder: Path) -> None:
-        """Write ``NAME.md``, ``NAME.csv`` and ``NAME.json``."""
-        write_text(folder / f"{self.name}.md", self.markdown() + "\n")
-        write_text(folder / f"{self.name}.csv", self.csv())
+        """Write ``NAME.json``."""
         write_json(folder / f"{self.name}.json", self.json())
 
 
