@@ -247,7 +247,7 @@ def test_predict_names_the_method_of_the_error_model(made, tmp_path) -> None:
     assert "give --method exact, or fit one with" in done.err
     assert "`boxcov calibrate --method mcglm --samples 10`" in done.err
     assert not out.exists()
-    done = boxcov(f"predict --posterior {made[0]} --method glm --max-boxes 1 --out {out} --count 1")
+    done = boxcov(f"predict --posterior {made[0]} --method glm --out {out} --count 1")
     assert done.code == 0, done.err  # the same covariance as exact
 
 

@@ -37,10 +37,7 @@ def made(tmp_path_factory) -> tuple[str, Path]:
 
 METHODS = {
     "exact": ([], lambda detector, posterior: package.ExactGLM(detector, posterior)),
-    "glm": (
-        ["--max-boxes", 2],
-        lambda detector, posterior: package.GLM(detector, posterior, max_boxes=2),
-    ),
+    "glm": ([], lambda detector, posterior: package.GLM(detector, posterior)),
     "mcglm": (
         ["--samples", 5, "--seed", 3],
         lambda detector, posterior: package.MCGLM(detector, posterior, 5, seed=3),
@@ -56,8 +53,7 @@ METHODS = {
 @pytest.mark.parametrize("method", ["exact", "glm", "mcglm", "mci"])
 def test_variance_of_the_score_logit(tmp_path, made, method) -> None:
     word, posterior = made
-    few = ["--max-boxes", 2] if method == "glm" else []
-    common = (f"predict --detector {word} --posterior {posterior} --method {method}", *TINY, *few)
+    common = (f"predict --detector {word} --posterior {posterior} --method {method}", *TINY)
     for name, words in (("plain", []), ("scored", ["--with-logit"])):
         done = boxcov(*common, *words, "--out", tmp_path / f"{name}.safetensors")
         assert done.code == 0, done.err

@@ -65,13 +65,7 @@ def run(
         detector = load_detector(options, device)
         frames, frames_meta = open_frames(options, device, detector)
         seed = options.source.seed
-        model = build_predictor(
-            detector,
-            estimator_options,
-            seed,
-            max_boxes=options.max_boxes,
-            with_logit=options.with_logit,
-        )
+        model = build_predictor(detector, estimator_options, seed, with_logit=options.with_logit)
         is_calibrated = model.error_model is not None
         fields = tuple(detector.box_fields)
         check_format(options.format, frames, fields, is_calibrated, options.message)
@@ -149,7 +143,6 @@ def build_predictor(
     options: EstimatorOptions,
     seed: int = 0,
     *,
-    max_boxes: int | None = None,
     with_logit: bool = False,
     calibrated: bool = True,
 ) -> Predictor:
@@ -164,9 +157,7 @@ def build_predictor(
             options = options.as_calibrated(*posterior.error_model.method)
         error_model = posterior.error_model if calibrated else None
         posterior = posterior.with_error_model(None)
-    model = predictor_of(
-        detector, posterior, options, seed, max_boxes=max_boxes, with_logit=with_logit
-    )
+    model = predictor_of(detector, posterior, options, seed, with_logit)
     if error_model is None:
         return model
     try:
@@ -180,8 +171,6 @@ def predictor_of(
     posterior: Posterior | None,
     options: EstimatorOptions,
     seed: int = 0,
-    *,
-    max_boxes: int | None = None,
     with_logit: bool = False,
 ) -> Predictor:
     """Return the predictor for a posterior that is loaded."""
@@ -195,7 +184,7 @@ def predictor_of(
             f"the method {options.method or 'exact'} needs a posterior: give --posterior FILE"
         )
     if options.method == "glm":
-        return GLM(detector, posterior, max_boxes=max_boxes, with_logit=with_logit)
+        return GLM(detector, posterior, with_logit=with_logit)
     if options.method in ("exact", None):
         return ExactGLM(detector, posterior, options.samples, seed, with_logit=with_logit)
     epsilon = 1e-7 if options.epsilon is None else options.epsilon

@@ -122,9 +122,6 @@ class PredictCommand(DetectorOptions):
     source: DataOptions = DataOptions()
     files: FileOptions = FileOptions()
     estimator: EstimatorOptions
-    max_boxes: int | None = option(
-        None, METHOD, "glm: only the first boxes of each frame.", within="[1, inf)"
-    )
     with_logit: bool = option(
         False, OUTPUT, "Also write the variance of the score logit and its covariance with the box."
     )
@@ -137,10 +134,7 @@ class PredictCommand(DetectorOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        method = self.estimator.method or "exact"
-        if self.max_boxes is not None and method != "glm":
-            raise BoxcovError(f"the method {method} has no option --max-boxes: remove it")
-        if self.with_logit and method == "nms":
+        if self.with_logit and self.estimator.method == "nms":
             raise BoxcovError("the method nms has no option --with-logit: remove it")
         if self.files.source is None:
             return

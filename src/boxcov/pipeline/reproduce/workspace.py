@@ -28,6 +28,7 @@ from boxcov.pipeline.paths import checkpoint_path
 from boxcov.pipeline.predict import predictor_of
 from boxcov.pipeline.reproduce.plan import CALIBRATION, TEST, Run, Setting, file_name
 from boxcov.posterior.posterior import Posterior
+from boxcov.predict.glm import GLM
 from boxcov.version import __version__
 
 Progress = Callable[[str, int, int], None]  # name of the step, done, total
@@ -174,7 +175,9 @@ class Workspace:
         posterior = None
         if run.form is not None:
             posterior = restrict_posterior(self.posterior(run.share), run, self.detector)
-        model = predictor_of(self.detector, posterior, run.estimator, max_boxes=self.setting.slow)
+        if run.method == "glm" and posterior is not None:
+            return GLM(self.detector, posterior, max_boxes=self.setting.slow)
+        model = predictor_of(self.detector, posterior, run.estimator)
         if not run.calibrated:
             return model
         progress = partial(self.progress, "frames of the error model")
