@@ -17,7 +17,7 @@ def stream(options: StreamCommand) -> None:
     """
     from boxcov.pipeline.stream import Latencies, run
 
-    latencies = Latencies(options.warmup)
+    latencies = Latencies()
     if options.estimator.for_detector(options.detector) != options.estimator:
         say(f"boxcov: {SHIPPED_NOTE}", file=sys.stderr)
     try:

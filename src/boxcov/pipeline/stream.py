@@ -30,6 +30,7 @@ from boxcov.pipeline.show import Add, check_show, pictures
 from boxcov.pipeline.terminal import say
 from boxcov.predict.predictor import Predictor
 
+WARMUP = 5  # frames
 MAX_LATENCIES = 100_000  # only the last ones are stored, so that an endless stream fits in memory
 LEVEL = 0.9  # of the regions
 # significant digits of the arrays of a line, those that there are
@@ -80,30 +81,30 @@ def run(options: StreamCommand, out: TextIO, latencies: Latencies) -> None:
 
 
 class Latencies:
-    """Milliseconds per frame; the first frames are counted separately because they warm up."""
+    """Milliseconds per frame, without the first frames, which warm up, if there are others."""
 
-    def __init__(self, warmup: int) -> None:
-        self.warmup, self.count = warmup, 0
-        self._first: list[float] = []
-        self._steady: deque[float] = deque(maxlen=MAX_LATENCIES)
+    def __init__(self) -> None:
+        self.count = 0
+        self._last: deque[float] = deque(maxlen=MAX_LATENCIES)
 
     def add(self, milliseconds: float) -> None:
-        (self._first if self.count < self.warmup else self._steady).append(milliseconds)
+        if self.count == WARMUP:
+            self._last.clear()
+        self._last.append(milliseconds)
         self.count += 1
 
     def __str__(self) -> str:
         if not self.count:
             return "no frames"
-        numbers = list(self._steady) or self._first
-        p50, p95, p99 = np.percentile(numbers, [50, 95, 99])
+        p50, p95, p99 = np.percentile(self._last, [50, 95, 99])
         frames = (
-            f"{self.count - self.warmup} frames after {self.warmup} of warm-up"
-            if self._steady
+            f"{self.count - WARMUP} frames after {WARMUP} of warm-up"
+            if self.count > WARMUP
             else f"{self.count} frames, all of them warm-up"
         )
         return (
             f"{frames}: p50 {p50:.1f} ms, p95 {p95:.1f} ms, p99 {p99:.1f} ms, "
-            f"maximum {max(numbers):.1f} ms"
+            f"maximum {max(self._last):.1f} ms"
         )
 
 

@@ -37,9 +37,6 @@ class StreamCommand(DetectorOptions):
     estimator: EstimatorOptions
     watch: bool = option(False, INPUT, "Wait for new files in the folder, until Ctrl-C.")
     count: int | None = vocabulary.count(text="Stop after this many frames.")
-    warmup: int = option(
-        5, OUTPUT, "First frames to leave out of the latencies.", within="[0, inf)"
-    )
     calibrated: bool | None = option(
         None,
         OUTPUT,
