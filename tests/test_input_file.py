@@ -7,12 +7,12 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import pytest
 
 from boxcov import BoxcovError
-from boxcov.input_file import MAX_TEXT, Range, conform, parse_metadata, read_bytes, reading
+from boxcov.input_file import MAX_TEXT, conform, parse_metadata, read_bytes, reading
 
 SOURCES = Path(__file__).parents[1] / "src" / "boxcov"
 READERS = {
@@ -86,7 +86,7 @@ def test_a_module_that_reads_by_itself_is_found(tmp_path, code) -> None:
 @dataclass(frozen=True)
 class Example:
     name: str
-    count: Annotated[int, Range(1, 9)] = 1
+    count: int = 1
     kind: Literal["a", "b"] = "a"
     sizes: tuple[float, ...] = ()
     pair: tuple[int, int] | None = None
@@ -109,7 +109,7 @@ def test_a_value_becomes_what_its_schema_says() -> None:
         ({"name": "x" * (MAX_TEXT + 1)}, "it.name is .*characters.*, expected a text"),
         ({"name": "\0"}, "it.name is"),
         ({"name": "\ud800"}, "it.name is"),
-        ({"count": 0}, "it.count is 0, expected a whole number from 1 to 9"),
+        ({"count": "3"}, "it.count is '3', expected a whole number"),
         ({"count": True}, "it.count is True"),
         ({"count": 2.0}, "it.count is 2.0"),
         ({"count": 10**30}, "it.count is 1000000"),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Any
 
 from boxcov.errors import BoxcovError
-from boxcov.input_file import MAX_FRAMES, Count, Range, conform
+from boxcov.input_file import MAX_FRAMES, conform
 
 _SCHEMA: dict[str, Any] = {
     # how the covariances were computed
@@ -22,8 +22,8 @@ _SCHEMA: dict[str, Any] = {
     "source": dict[str, str | int | None],
     "files": str,
     "names": list[str],
-    "frames": Annotated[int, Range(0, MAX_FRAMES)],
-    "block": Count,
+    "frames": int,
+    "block": int,
     "milliseconds": list[float],
     "ms": list[float],
     # what the numbers mean
@@ -42,6 +42,11 @@ def check_meta(meta: Any, boxes_until: int = 0) -> Mapping[str, Any]:
     for name, kind in _SCHEMA.items():
         if name in meta:
             conform(meta[name], kind, f"meta.{name}")
+    for name in ("frames", "block"):
+        if not 0 <= meta.get(name, 0) <= MAX_FRAMES:
+            raise BoxcovError(
+                f"meta.{name} is {meta[name]}, expected a whole number from 0 to {MAX_FRAMES}"
+            )
     frames = meta.get("frames", max(boxes_until, len(meta.get("milliseconds", ()))))
     if frames < boxes_until:
         raise BoxcovError(

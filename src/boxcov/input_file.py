@@ -11,13 +11,13 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from hashlib import sha256
 from io import BufferedReader, TextIOWrapper
 from math import isfinite
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TextIO, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TextIO, Union, get_args, get_origin, get_type_hints
 
 from safetensors import SafetensorError, safe_open
 
@@ -190,31 +190,14 @@ def _refuse_others(path: str | Path, what: str, key: str | None, metadata: Any) 
 # schema
 
 
-@dataclass(frozen=True)
-class Range:
-    """The smallest and the largest number that is accepted."""
-
-    low: float
-    high: float
-
-
-Count = Annotated[int, Range(0, 1 << 31)]
-
-
 def conform(value: Any, kind: Any, name: str) -> Any:
     """Return a JSON value as ``kind``; raise BoxcovError with ``name`` if it is something else.
 
     kind: a type as in annotations: int, float, str, bool, None, Any, Literal, unions, ``list[T]``,
-    ``tuple[T, ...]``, ``dict[str, T]``, ``Annotated[int, Range(0, 9)]``, or a dataclass, whose
-    unknown and missing fields are refused. Numbers are finite, integers have 64 bits, and texts at
-    most MAX_TEXT characters.
+    ``tuple[T, ...]``, ``dict[str, T]``, or a dataclass, whose unknown and missing fields are
+    refused. Numbers are finite, integers have 64 bits, and texts at most MAX_TEXT characters.
     """
     origin, inner = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        base, limits = inner
-        if not _is_like(value, base) or not limits.low <= value <= limits.high:
-            raise _unexpected(value, kind, name)
-        return conform(value, base, name)
     if origin in (Union, UnionType):
         return conform(value, next((k for k in inner if _is_like(value, k)), inner[0]), name)
     if origin in (list, tuple) and isinstance(value, (list, tuple)):
@@ -249,15 +232,13 @@ def _dataclass(value: Mapping[str, Any], kind: Any, name: str) -> Any:
     ]
     if missing:
         raise BoxcovError(f"{name} has no {missing[0]}")
-    kinds = get_type_hints(kind, include_extras=True)
+    kinds = get_type_hints(kind)
     return kind(**{key: conform(v, kinds[key], f"{name}.{key}") for key, v in value.items()})
 
 
 def _is_like(value: Any, kind: Any) -> bool:
     """Return whether a value could be of this member of a union."""
     origin = get_origin(kind)
-    if origin is Annotated:
-        return _is_like(value, get_args(kind)[0])
     if is_dataclass(kind):
         return isinstance(value, (Mapping, kind))  # type: ignore[arg-type]
     if origin is dict:
@@ -296,8 +277,6 @@ def _unexpected(value: Any, kind: Any, name: str) -> BoxcovError:
 
 def _describe(kind: Any) -> str:
     origin, inner = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        return f"{_describe(inner[0])} from {inner[1].low:g} to {inner[1].high:g}"
     if origin in (Union, UnionType, Literal):
         return " or ".join(repr(k) if origin is Literal else _describe(k) for k in inner)
     if origin in (list, tuple):
