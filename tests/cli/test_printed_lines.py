@@ -56,9 +56,10 @@ def test_train_shows_precision_by_class() -> None:
 def test_bench_has_columns_of_fixed_width() -> None:
     cells = ("head", 9, "-", "3.2 (3.0 to 4.0)", "1.50", "-")
     short, long = (
-        bench._format_line((name, *cells)) for name in ("exact", "exact, tf32, compiled")
+        bench._format_line((name, *cells))
+        for name in ("exact", "exact and error model, tf32, compiled")
     )
-    assert short.startswith(f"exact{'head':>27}{9:>7}{'-':>10}")
+    assert short.startswith(f"exact{'head':>41}{9:>7}{'-':>10}")
     assert len(short) == len(long)
 
 
