@@ -91,7 +91,6 @@ def _config_beside(path: Path, framework: Framework) -> tuple[Config, str]:
         f"{path}: the weights do not tell the grid of the network (voxel size and range), and "
         f"{reason}: give its configuration as config=, on the command line --config: "
         f"{', '.join(NAMES)}, or a configuration file of the framework (.py or .yaml)"
-        f"{_hint(path)}"
     )
 
 
@@ -107,11 +106,3 @@ def _is_config(file: Path, framework: Framework) -> bool:
             return False
     found = framework_of(settings)
     return found == framework or (found is None and bool(settings.missing_bases))
-
-
-def _hint(path: Path) -> str:
-    """Return what the file's name suggests: a hint for the user, never a decision."""
-    words = {"voxel0075": ("0075", "1440"), "voxel01": ("01voxel", "voxel01", "1024")}
-    words["pillar02"] = ("02pillar", "pillar02", "pp_", "_pp")
-    likely = next((name for name, parts in words.items() if any(p in path.name for p in parts)), "")
-    return f". Its file name suggests {likely}" if likely else ""
