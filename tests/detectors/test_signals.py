@@ -9,7 +9,7 @@ import torch
 
 from boxcov import Selection
 from boxcov.data import shapes
-from boxcov.detectors import scores, signals
+from boxcov.detectors import signals
 from boxcov.detectors.tiny import TinyCenter
 from helpers.centerpoint_cases import cloud, detector_of, pillar_config
 from helpers.signal_cases import assert_equal, assert_promises, slow_window
@@ -159,5 +159,5 @@ def test_logits_of_softmax_scores_and_of_logarithms() -> None:
     logits = torch.tensor([[1.0, 0.0, -2.0]]).double()
     p = logits.softmax(1)[0, 1]
     odds = (p / (1 - p)).log()
-    torch.testing.assert_close(scores.softmax_logit(logits, torch.tensor([1]))[0], odds)
-    torch.testing.assert_close(scores.logit_of_log(p.log()), odds)
+    torch.testing.assert_close(signals.softmax_logit(logits, torch.tensor([1]))[0], odds)
+    torch.testing.assert_close(signals.logit_of_log(p.log()), odds)

@@ -49,7 +49,21 @@ def constant(values: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor(values, device=device)
 
 
-# classes
+# classes and scores
+
+
+def softmax_logit(logits: Tensor, number: Tensor) -> Tensor:
+    """Return the logit (m,) of each row's softmax score of class ``number`` (m,).
+
+    logits: (m, n) of all classes.
+    """
+    rest = logits.scatter(1, number.unsqueeze(1), -torch.inf).logsumexp(1)
+    return logits.gather(1, number.unsqueeze(1))[:, 0] - rest
+
+
+def logit_of_log(log_p: Tensor) -> Tensor:
+    """Return the logit of a probability, given its logarithm."""
+    return log_p - (-torch.expm1(log_p)).log()
 
 
 def class_margin(logits: Tensor, number: Tensor, background: int | None = None) -> Tensor:

@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 from boxcov.detector import InstanceGroup, Selection
 from boxcov.detectors.pyramid import CellIndex, ScoredBoxes, level_of, static_selection
-from boxcov.detectors.scores import logit_of_log, softmax_logit
-from boxcov.detectors.signals import SIDES, finite, pyramid_window
+from boxcov.detectors.signals import SIDES, finite, logit_of_log, pyramid_window, softmax_logit
 from boxcov.detectors.torchvision.detector import Raw, Reported, TorchvisionDetector
 from boxcov.detectors.torchvision.signals import anchor_signals
 from boxcov.head_stages import crop, run_on_crops

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from boxcov._torch.process_state import seeded
 from boxcov.detector import InstanceGroup, Selection
-from boxcov.detectors.scores import softmax_logit
+from boxcov.detectors.signals import softmax_logit
 from boxcov.detectors.torchvision.detector import Raw, Reported, TorchvisionDetector
 from boxcov.detectors.torchvision.signals import Regions, region_signals
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from boxcov.detectors.labels import Labels
-from boxcov.detectors.scores import softmax_logit
+from boxcov.detectors.signals import softmax_logit
 from boxcov.detectors.transformers.detector import Given, QueryDetector, Raw
 from boxcov.errors import BoxcovError
 

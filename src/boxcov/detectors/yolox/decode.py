@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from boxcov.detectors.boxes import corners
-from boxcov.detectors.scores import logit_of_log
+from boxcov.detectors.signals import logit_of_log
 from boxcov.detectors.yolox.config import STRIDES, Config
 
 

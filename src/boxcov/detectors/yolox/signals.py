@@ -11,12 +11,12 @@ from torch.nn import functional as F
 from boxcov._torch.layers import at_least_float32
 from boxcov.detector import Selection
 from boxcov.detectors.boxes import corners
-from boxcov.detectors.scores import logit_of_log
 from boxcov.detectors.signals import (
     RAW_NAMES,
     Signals,
     class_margin,
     finite,
+    logit_of_log,
     pyramid_window,
     touched_sides,
     window_signals,
