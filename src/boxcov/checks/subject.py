@@ -65,10 +65,6 @@ class Subject:
         first = next(iter((*self.original.parameters(), *self.original.buffers())), None)
         return torch.device("cpu") if first is None else first.device
 
-    @property
-    def name(self) -> str:
-        return type(self.original).__name__
-
     def shadow(self) -> Detector:
         """A twin of the detector in eval mode that shares its weights and buffers."""
         return shadow(self.original)
