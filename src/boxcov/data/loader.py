@@ -8,12 +8,10 @@ import random
 import signal
 import tempfile
 import threading
-import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -106,7 +104,7 @@ def _load_ahead(frames: LoadedFrames, indices: Sequence[int]) -> Iterator[Any]:
             batch_size=None,
             sampler=indices,
             num_workers=min(frames.workers, len(indices)),
-            worker_init_fn=partial(_start_worker, os.getpid()),
+            worker_init_fn=_start_worker,
             multiprocessing_context="fork" if can_fork else None,
             generator=torch.Generator(),  # the global one must not advance
         )
@@ -141,17 +139,9 @@ def _read_item(path: str) -> Any:
     return item
 
 
-def _start_worker(parent: int, worker: int) -> None:
+def _start_worker(_: int) -> None:
     # Ctrl-C reaches every process: the main one decides whether the workers end
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
-
-
-def _exit_with_parent(parent: int) -> None:
-    """End this worker when the main process is killed, even while it waits to send an item."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
 
 
 @contextmanager
