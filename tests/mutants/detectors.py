@@ -7,7 +7,7 @@ from mutants.mutant import Mutant
 CENTERPOINT = "detectors/centerpoint/"
 NETWORK = "detectors/centerpoint/test_centerpoint_network.py::"
 CONFIGS = "detectors/centerpoint/test_centerpoint_configs.py::"
-LOOKS = "detectors/centerpoint/test_centerpoint_plausibility.py::"
+LOOKS = "checks/test_plausibility.py::"
 BOUND = "posterior/test_configuration.py::"
 
 DETECTORS = [
@@ -41,7 +41,7 @@ DETECTORS = [
     ),
     Mutant(
         "another order of the classes is seen by the boxes of labelled objects",
-        f"{CENTERPOINT}plausibility.py",
+        "checks/plausibility.py",
         "if reported != own and",
         "if reported == own and",
         f"{LOOKS}test_another_order_of_classes_is_seen",
@@ -97,7 +97,7 @@ DETECTORS = [
     ),
     Mutant(
         "a checkpoint of another grid is seen by its boxes",
-        f"{CENTERPOINT}plausibility.py",
+        "checks/plausibility.py",
         "losses[best] > 0.85 * losses[1.0]",
         "True",
         f"{LOOKS}test_another_grid_is_seen_by_its_loss",

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from boxcov.checks import Report, check
-from boxcov.checks.report import Finding
+from boxcov.checks.plausibility import observe
 from boxcov.detectors.centerpoint import CenterPoint
-from boxcov.detectors.centerpoint.plausibility import observe
 from boxcov.errors import BoxcovError
 from boxcov.pipeline.detectors import load_detector, match_source
 from boxcov.pipeline.frames import Progress, load_labelled_frames
@@ -38,9 +37,6 @@ def run(options: CheckCommand, progress: Progress | None = None) -> Report:
         inputs, targets = first[0]
         found = detector.detect([inputs[0].to(options.device)])
         write_plot(options.out, found, inputs, targets)
-    looks = tuple(
-        Finding(look.name, look.passed, look.seen, look.advice if look.passed is False else "")
-        for look in (observe(detector, first) if detector.provenance else ())
-    )
+    looks = observe(detector, first) if detector.provenance else []
     facts = tuple((fact.name, fact.value, fact.evidence) for fact in detector.provenance)
     return replace(report, findings=(*report.findings, *looks), checkpoint=facts)

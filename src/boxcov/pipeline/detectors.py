@@ -11,10 +11,10 @@ from typing import Any, TypeGuard, TypeVar
 import torch
 
 from boxcov._torch.clock import seconds
+from boxcov.checks.plausibility import observe
 from boxcov.detector import Detector
 from boxcov.detectors import centerpoint, torchvision, transformers, ultralytics, yolox
 from boxcov.detectors.centerpoint import CenterPoint, Config
-from boxcov.detectors.centerpoint.plausibility import observe
 from boxcov.detectors.yolox import YOLOX
 from boxcov.errors import BoxcovError, BoxcovWarning, did_you_mean
 from boxcov.pipeline.frames import split_image_size
@@ -111,7 +111,7 @@ def warn_if_implausible(detector: Detector, frames: Sequence[Any]) -> None:
     first = [frames[i] for i in range(min(2, len(frames)))]
     wrong = [look for look in observe(detector, first) if look.passed is False]
     if wrong:
-        seen = "; ".join(f"{look.name}: {look.seen} ({look.advice})" for look in wrong)
+        seen = "; ".join(f"{look.name}: {look.seen} ({look.todo})" for look in wrong)
         warnings.warn(
             f"the boxes of the first frames do not look right: {seen}. boxcov check shows what was "
             "understood of the checkpoint, and a picture",

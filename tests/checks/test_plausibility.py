@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import boxcov
+from boxcov.checks import Finding
+from boxcov.checks.plausibility import observe
 from boxcov.data import simulated
 from boxcov.detectors import centerpoint
 from boxcov.detectors.centerpoint import CenterPoint, Config
-from boxcov.detectors.centerpoint.plausibility import Observation, observe
 from boxcov.pipeline import bench, detectors
 from boxcov.pipeline.frame_files import Entry, FrameReader, look_at_first
 from boxcov.pipeline.options import BenchCommand
@@ -61,7 +62,7 @@ def test_another_grid_is_seen_by_its_loss(ratio, legacy_weights, frames):
     )
     grid = observe(centerpoint.load(legacy_weights, config, legacy=True), frames)[-1]
     assert (grid.name, grid.passed) == ("boxes: grid", False)
-    assert "fit cells of 0.4 m better" in grid.advice
+    assert "fit cells of 0.4 m better" in grid.todo
 
 
 def test_another_order_of_classes_is_seen(legacy_weights, frames):
@@ -71,7 +72,7 @@ def test_another_order_of_classes_is_seen(legacy_weights, frames):
             parameter.copy_(parameter.clone().flip(0))
     look = {look.name: look for look in observe(detector, frames)}["boxes: classes"]
     assert look.passed is False
-    assert "pedestrian are reported as traffic_cone" in look.advice
+    assert "pedestrian are reported as traffic_cone" in look.todo
 
 
 def test_random_weights_give_dead_scores(frames):
@@ -85,7 +86,7 @@ def test_too_few_boxes_give_no_verdict():
 
 
 def test_foreign_checkpoints_are_looked_at_once(legacy_weights, frames, monkeypatch):
-    wrong = Observation("boxes: sizes", False, "3% of the boxes", "give --config")
+    wrong = Finding("boxes: sizes", False, "3% of the boxes", "give --config")
     monkeypatch.setattr(detectors, "observe", lambda *given: [wrong])
     detectors.warn_if_implausible(centerpoint.load("small"), frames)  # boxcov's own file
     foreign = centerpoint.load(legacy_weights, Config.small(), legacy=True)

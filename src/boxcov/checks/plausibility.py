@@ -1,4 +1,4 @@
-"""Do the boxes of a checkpoint look right? They hold points, have usual sizes and high scores.
+"""Do the boxes of a CenterPoint look right? They hold points, have usual sizes and high scores.
 
 A checkpoint that is read with the wrong grid or the wrong conventions loads without an error. Its
 boxes show it.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from boxcov._torch.modules import move
+from boxcov.checks.report import Finding
 from boxcov.data.points import count_points
 from boxcov.detections import Detections
 from boxcov.detectors.centerpoint.detector import CenterPoint
@@ -39,17 +40,7 @@ _NEAR = 1.0  # metres between the centres of a box and its object
 _RATIOS = (0.75, 4 / 3)  # of other grids: 0.075 m and 0.1 m differ by these
 
 
-@dataclass(frozen=True)
-class Observation:
-    """One look at the boxes. passed: None if there is too little to see."""
-
-    name: str
-    passed: bool | None
-    seen: str
-    advice: str = ""
-
-
-def observe(detector: CenterPoint, frames: Sequence[Any]) -> list[Observation]:
+def observe(detector: CenterPoint, frames: Sequence[Any]) -> list[Finding]:
     """Return what the boxes of some frames ``(inputs, targets)`` of one cloud each look like.
 
     The detector must be in eval mode and stays as it is. Each frame costs a few plain passes.
@@ -66,7 +57,7 @@ def observe(detector: CenterPoint, frames: Sequence[Any]) -> list[Observation]:
     )
     order = scores.argsort(descending=True)[: max(_FEW, len(scores) // 2)]  # the better half
     best = boxes[order], labels[order]
-    return [
+    looks = [
         _scores(scores, len(frames)),
         _points(torch.cat(holds)[order]),
         _sizes(*best, detector.classes),
@@ -74,11 +65,12 @@ def observe(detector: CenterPoint, frames: Sequence[Any]) -> list[Observation]:
         _classes([frame for _, frame in frames], found),
         _grid(detector, frames),
     ]
+    return [look if look.passed is False else replace(look, todo="") for look in looks]
 
 
-def _scores(scores: Tensor, frames: int) -> Observation:
+def _scores(scores: Tensor, frames: int) -> Finding:
     highest = float(scores.max()) if len(scores) else 0.0
-    return Observation(
+    return Finding(
         "boxes: scores",
         highest >= 0.3,
         f"{len(scores) / frames:.0f} boxes per frame, highest score {highest:.2f}",
@@ -87,9 +79,9 @@ def _scores(scores: Tensor, frames: int) -> Observation:
     )
 
 
-def _points(holds: Tensor) -> Observation:
+def _points(holds: Tensor) -> Finding:
     share = float(holds.float().mean()) if len(holds) else 0.0
-    return Observation(
+    return Finding(
         "boxes: on points",
         None if len(holds) < _FEW else share >= 0.5,
         f"{share:.0%} of the better half of the boxes hold a point",
@@ -97,12 +89,12 @@ def _points(holds: Tensor) -> Observation:
     )
 
 
-def _sizes(boxes: Tensor, labels: Tensor, classes: Sequence[str]) -> Observation:
+def _sizes(boxes: Tensor, labels: Tensor, classes: Sequence[str]) -> Finding:
     usual = _usual_sizes(labels, classes)
     known = usual.isfinite().all(1)
     off = (boxes[known, 3:6] / usual[known].to(boxes)).log().abs()  # (n, 3)
     share = float((off < 0.7).all(1).float().mean()) if len(off) else 0.0  # up to a factor of 2
-    return Observation(
+    return Finding(
         "boxes: sizes",
         None if len(off) < _FEW else share >= 0.5,
         f"{share:.0%} of the boxes have the size of their class, up to a factor of 2",
@@ -111,7 +103,7 @@ def _sizes(boxes: Tensor, labels: Tensor, classes: Sequence[str]) -> Observation
     )
 
 
-def _orientation(boxes: Tensor, labels: Tensor, classes: Sequence[str]) -> Observation:
+def _orientation(boxes: Tensor, labels: Tensor, classes: Sequence[str]) -> Finding:
     """Compare the boxes with the same raw outputs read by the other conventions.
 
     mmdetection3d before 1.0 and det3d have (w, l, h) and -yaw - pi / 2 where 1.0 has (l, w, h) and
@@ -133,10 +125,10 @@ def _orientation(boxes: Tensor, labels: Tensor, classes: Sequence[str]) -> Obser
             passed = along >= 0.5
     advice = "width and length or the heading are read by the wrong conventions: for mmdetection3d "
     advice += "give the other generation, legacy= or --legacy / --no-legacy"
-    return Observation("boxes: orientation", passed, seen, advice)
+    return Finding("boxes: orientation", passed, seen, advice)
 
 
-def _classes(targets: Sequence[Any], found: Sequence[Detections]) -> Observation:
+def _classes(targets: Sequence[Any], found: Sequence[Detections]) -> Finding:
     """Compare the classes of labelled objects with those of the boxes nearest to them.
 
     Sizes do not tell bicycles from motorcycles if a file has its classes in another order.
@@ -158,7 +150,7 @@ def _classes(targets: Sequence[Any], found: Sequence[Detections]) -> Observation
         if reported != own and counts.total() >= _FEW and 2 * count > counts.total():
             wrong.append(f"{own} are reported as {reported}")
     same = sum(count for (own, reported), count in pairs.items() if own == reported)
-    return Observation(
+    return Finding(
         "boxes: classes",
         not wrong if known else None,
         f"{same} of {pairs.total()} labelled objects have the class of the box nearest to them",
@@ -167,7 +159,7 @@ def _classes(targets: Sequence[Any], found: Sequence[Detections]) -> Observation
     )
 
 
-def _grid(detector: CenterPoint, frames: Sequence[Any]) -> Observation:
+def _grid(detector: CenterPoint, frames: Sequence[Any]) -> Finding:
     """Compare the loss of the labelled objects with that of the same weights on other grids.
 
     Boxes on a wrong grid still look right, because the points are in metres; the loss tells.
@@ -187,7 +179,7 @@ def _grid(detector: CenterPoint, frames: Sequence[Any]) -> Observation:
     best = min(losses, key=lambda ratio: losses[ratio])
     size = detector.config.voxel_size[0]
     seen = ", ".join(f"{loss:.1f} at {ratio * size:.3g} m" for ratio, loss in losses.items())
-    return Observation(
+    return Finding(
         "boxes: grid",
         None if objects < _FEW else losses[best] > 0.85 * losses[1.0],
         f"loss of {objects} labelled objects: {seen}",
