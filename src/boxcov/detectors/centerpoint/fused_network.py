@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from boxcov._torch.layers import at_least_float32
 from boxcov._torch.modules import shadow
@@ -115,7 +116,8 @@ class FusedHead:
         self._sizes: list[dict[str, int]] = [
             {name: chain[3].out_channels for name, chain in task.items()} for task in tasks
         ]
-        first = [folded_weights(chain[0], chain[1]) for task in tasks for chain in task.values()]
+        fused = [_fuse(chain[0], chain[1]) for task in tasks for chain in task.values()]
+        first = [(conv.weight, conv.bias) for conv in fused]
         last = [_block_diagonal([chain[3] for chain in task.values()]) for task in tasks]
         most = max(len(bias) for _, bias in last)
         # a class that is not there has a score of 0
@@ -159,26 +161,14 @@ def fold_norms(
     """Return convolutions, batch norms and ReLUs as convolutions and ReLUs."""
     folded: list[nn.Module] = []
     for module in cast(nn.Sequential, block):
-        if not isinstance(module, nn.BatchNorm2d):
+        if isinstance(module, nn.BatchNorm2d):
+            folded.append(_fuse(folded.pop(), module).to(memory_format=memory_format))
+        else:
             folded.append(module)
-            continue
-        last = cast(nn.Conv2d | nn.ConvTranspose2d, folded[-1])
-        weight, bias = folded_weights(last, module)
-        folded[-1] = twin = shadow(last)
-        # a dict of its own: a shadow shares that of the detector
-        twin.__dict__["_parameters"] = {
-            "weight": nn.Parameter(weight.contiguous(memory_format=memory_format), False),
-            "bias": nn.Parameter(bias, False),
-        }
     return nn.Sequential(*folded).eval()
 
 
-def folded_weights(
-    conv: nn.Conv2d | nn.ConvTranspose2d, norm: nn.BatchNorm2d
-) -> tuple[Tensor, Tensor]:
-    """Return weight and bias of the convolution together with the norm behind it."""
-    mean, variance = cast(Tensor, norm.running_mean), cast(Tensor, norm.running_var)
-    scale = norm.weight.detach() * (variance + norm.eps).rsqrt()
-    shape = (1, -1, 1, 1) if isinstance(conv, nn.ConvTranspose2d) else (-1, 1, 1, 1)
-    old = 0 if conv.bias is None else conv.bias.detach()
-    return conv.weight.detach() * scale.view(shape), norm.bias.detach() + (old - mean) * scale
+def _fuse(conv: Any, norm: nn.BatchNorm2d) -> Any:
+    """Return a convolution that includes the norm behind it."""
+    is_transposed = isinstance(conv, nn.ConvTranspose2d)
+    return fuse_conv_bn_eval(conv, norm, is_transposed).requires_grad_(False)
