@@ -12,6 +12,7 @@ from boxcov import BoxcovError
 from boxcov.detectors.centerpoint.nms import greedy_nms
 from boxcov.detectors.pyramid import ScoredBoxes, static_selection
 from boxcov.detectors.tiny import TinyCenter
+from boxcov.detectors.yolox.decode import grid_of
 from boxcov.export.onnx.value_reads import find_value_reads
 from boxcov.static_selection import StaticLimits, best_rows, static_nms
 from helpers.centerpoint_cases import cloud, detector_of, pillar_config
@@ -66,16 +67,12 @@ def test_levels_of_kinds_are_constants() -> None:
         boxes = torch.cat([low, low + 4], 1)
         found = ScoredBoxes(scores, boxes, cell, number, number, above=every, reported=every)
         static = static_selection(
-            found, StaticLimits(boxes=3), _levels, counts=[4, 1, 1], overlap=0.5, max_boxes=3
+            found, StaticLimits(boxes=3), counts=[4, 1, 1], overlap=0.5, max_boxes=3
         )
-        rows = [(kind.where == n).nonzero()[:, 0] for n, kind in enumerate(static.of_kind)]
+        rows = [(kind.where.level == n).nonzero()[:, 0] for n, kind in enumerate(static.of_kind)]
     assert not lines
     assert static.kind.tolist() == [0, 2, 1]
     assert [len(each) for each in rows] == [3, 3, 3]
-
-
-def _levels(cell: torch.Tensor, level: torch.Tensor) -> torch.Tensor:
-    return level
 
 
 def test_boxes_beyond_the_limits_are_counted() -> None:
@@ -123,12 +120,12 @@ def test_rows_of_another_level_lie_on_it() -> None:
     detector = small()
     with torch.no_grad():
         raw = detector(images())
-        fixed = detector.select_static(raw, StaticLimits(boxes=6))
+        fixed, grid = detector.select_static(raw, StaticLimits(boxes=6)), grid_of(raw["features"])
     for level, selection in enumerate(fixed.of_kind):
-        assert set(selection.where.grid.level.tolist()) == {level}
+        assert set(selection.where.level.tolist()) == {level}
+        assert set(grid.level[selection.where.cell].tolist()) == {level}
         own = fixed.kind == level
         assert torch.equal(selection.where.cell[own], fixed.selection.where.cell[own])
-        assert torch.equal(selection.where.grid.row[own], fixed.selection.where.grid.row[own])
 
 
 def test_tiny(tiny, image) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,7 +39,6 @@ class ScoredBoxes:
 def static_selection(
     found: ScoredBoxes,
     limits: StaticLimits,
-    where: Callable[[Tensor, Tensor], Any],
     *,
     counts: Sequence[int],
     overlap: float,
@@ -48,18 +46,19 @@ def static_selection(
 ) -> StaticSelection:
     """Return the boxes that NMS per class keeps, by descending score; the kind is the level.
 
-    where: from cells and levels (n,) to ``Selection.where``. counts: the cells of each level.
-    overlap, max_boxes: the IoU above which a box suppresses others, and how many are kept.
+    counts: the cells of each level. overlap, max_boxes: the IoU above which a box suppresses
+    others, and how many are kept.
     """
     rows, count, left_off = _rows_after_nms(found, overlap, max_boxes, limits)
     cell = found.cell[rows]
     level = level_of(cell, counts)
     labels, frame = found.labels[rows].clamp(min=0), torch.zeros_like(cell)
-    selection = Selection(frame, found.scores[rows], labels, where(cell, level))
+    where = CellIndex(frame, cell, level)
+    selection = Selection(frame, found.scores[rows], labels, where)
     # constants: full_like would depend on the frame, and a graph cannot group boxes by that
     each = [torch.full(level.shape, n, device=level.device) for n in range(len(counts))]
     of_kind = tuple(
-        replace(selection, where=where(moved, each[n]))
+        replace(selection, where=replace(where, cell=moved, level=each[n]))
         for n, moved in enumerate(_on_each_level(cell, counts))
     )
     return StaticSelection(selection, count, left_off, level, of_kind)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from boxcov import GLM, MCGLM, MCI, ExactGLM, NMSSpread, Selection, check, fit
+from boxcov.detectors.pyramid import CellIndex
 from boxcov.detectors.yolox.decode import grid_of
-from boxcov.detectors.yolox.selection import AnchorIndex
 from helpers.yolox_cases import images, objects, small
 
 
@@ -19,7 +19,9 @@ def test_every_cell_on_its_crop_is_the_same_cell_on_the_map(changes: dict) -> No
     n = len(grid.row)
     frame, cell = torch.arange(2).repeat_interleave(n), torch.arange(n).repeat(2)
     labels = cell % 3
-    selection = Selection(frame, torch.ones(2 * n), labels, AnchorIndex(frame, cell, grid[cell]))
+    selection = Selection(
+        frame, torch.ones(2 * n), labels, CellIndex(frame, cell, grid.level[cell])
+    )
     boxes = torch.zeros(2 * n, len(detector.box_fields), dtype=torch.float64)
     for index, run in detector.instances(raw, selection):
         boxes[index] = run()

@@ -101,7 +101,7 @@ def test_what_is_reported_is_what_the_greedy_loop_keeps(
         assert list(zip(found.where.cell[mine].tolist(), found.labels[mine].tolist())) == slow_nms(
             values[frame], config
         )
-    assert torch.equal(found.where.grid.row, grid_of(MAPS).row[found.where.cell])
+    assert torch.equal(found.where.level, grid_of(MAPS).level[found.where.cell])
 
 
 @pytest.mark.parametrize("most", [100, 3])
@@ -109,8 +109,9 @@ def test_removed_by_is_the_best_box_of_the_same_class(most: int) -> None:
     config = replace(SMALL, threshold=0.2, overlap=0.2, max_boxes=most)
     values = values_of(5, frames=2)
     found, every = select(values, grid_of(MAPS), config), candidates(values, grid_of(MAPS), config)
+    cell = every.where.cell
     boxes = reported_boxes(
-        values[every.frame, every.where.cell], every.labels, every.where.grid, SMALL
+        values[every.frame, cell], every.labels, grid_of(MAPS)[cell], SMALL
     ).tolist()
     rows = list(zip(found.frame.tolist(), found.where.cell.tolist()))
     place = {

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from boxcov import Selection
+from boxcov.detectors.pyramid import CellIndex
 from boxcov.detectors.yolox.decode import grid_of
-from boxcov.detectors.yolox.selection import AnchorIndex
 from boxcov.detectors.yolox.signals import signals
 from helpers.signal_cases import assert_promises, slow_window
 from helpers.yolox_cases import images, small
@@ -29,7 +29,7 @@ def test_against_a_slow_loop() -> None:
     found = signals(
         values,
         SHAPES,
-        Selection(frame, torch.ones(3), labels, AnchorIndex(frame, cell, grid[cell])),
+        Selection(frame, torch.ones(3), labels, CellIndex(frame, cell, grid.level[cell])),
     )
     for m, (b, c, label) in enumerate(zip(frame.tolist(), cell.tolist(), labels.tolist())):
         near = (

@@ -115,7 +115,6 @@ class AnchorDetector(TorchvisionDetector):
                 reported=self.is_reported(labels, score),
             ),
             limits,
-            lambda cell, level: CellIndex(torch.zeros_like(cell), cell, level),
             counts=self.level_counts(raw),
             overlap=self.model.nms_thresh,
             max_boxes=self.model.detections_per_img,

@@ -128,7 +128,6 @@ class Yolo(Detector):
         return static_selection(
             ScoredBoxes(scores, boxes, cells, number, labels, above, labels >= 0),
             limits,
-            lambda cell, level: CellIndex(torch.zeros_like(cell), cell, level),
             counts=_cell_counts(raw),
             overlap=self.overlap,
             max_boxes=self.max_boxes,

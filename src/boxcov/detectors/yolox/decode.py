@@ -38,13 +38,13 @@ class Grid:
 
 def grid_of(features: Sequence[Tensor]) -> Grid:
     """Return the cells of the pyramid's maps."""
-    device = features[0].device
-    cells = [torch.ones(x.shape[2:], dtype=torch.bool, device=device).nonzero() for x in features]
-    level = torch.arange(len(cells), device=device).repeat_interleave(
-        torch.tensor([len(c) for c in cells], device=device)
+    widths = [x.shape[3] for x in features]
+    cells = [torch.arange(x.shape[2] * x.shape[3], device=x.device) for x in features]
+    return Grid(
+        level=torch.cat([torch.full_like(cell, level) for level, cell in enumerate(cells)]),
+        row=torch.cat([cell // width for cell, width in zip(cells, widths)]),
+        column=torch.cat([cell % width for cell, width in zip(cells, widths)]),
     )
-    row, column = torch.cat(cells).unbind(1)
-    return Grid(level, row, column)
 
 
 def centred_boxes(values: Tensor, grid: Grid) -> Tensor:

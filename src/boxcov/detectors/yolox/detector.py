@@ -76,10 +76,9 @@ class YOLOX(Detector):
         return candidates(raw["values"], grid_of(raw["features"]), self.config)
 
     def decode(self, raw: Raw, selection: Selection) -> Tensor:
-        where = selection.where
-        return reported_boxes(
-            raw["values"][where.frame, where.cell], selection.labels, where.grid, self.config
-        )
+        where, grid = selection.where, grid_of(raw["features"])
+        values = raw["values"][where.frame, where.cell]
+        return reported_boxes(values, selection.labels, grid[where.cell], self.config)
 
     def signals(self, raw: Raw, selection: Selection) -> dict[str, Tensor]:
         return signals(raw["values"], [x.shape[2:] for x in raw["features"]], selection)
@@ -93,14 +92,15 @@ class YOLOX(Detector):
         """
         if with_logit:
             return None
-        levels = selection.where.grid.level
+        levels = selection.where.level
         return [
             self._group(raw, selection, (levels == level).nonzero()[:, 0], level)
             for level in range(len(STRIDES))
         ]
 
     def _group(self, raw: Raw, selection: Selection, index: Tensor, level: int) -> InstanceGroup:
-        frame, grid = selection.where.frame[index], selection.where.grid[index]
+        frame, cell = selection.where.frame[index], selection.where.cell[index]
+        grid = grid_of(raw["features"])[cell]
 
         def run() -> Tensor:
             crops, inside = crop(raw["features"][level], frame, grid.row, grid.column, REACH)

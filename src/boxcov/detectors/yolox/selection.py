@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,21 +11,12 @@ from torch import Tensor
 from boxcov.detector import Candidates, Selection
 from boxcov.detectors.boxes import corners, iou
 from boxcov.detectors.centerpoint.nms import Pairs, greedy_nms, removed_by, suppressing_pairs
-from boxcov.detectors.pyramid import ScoredBoxes, static_selection
+from boxcov.detectors.pyramid import CellIndex, ScoredBoxes, static_selection
 from boxcov.detectors.yolox.config import Config
 from boxcov.detectors.yolox.decode import Grid, centred_boxes
 from boxcov.static_selection import StaticLimits, StaticSelection, check_one_frame
 
 _MAX_CANDIDATES = 3000  # per image, by score, for NMS
-
-
-@dataclass(frozen=True)
-class AnchorIndex:
-    """The cells of m instances; ``Selection.where`` of a YOLOX."""
-
-    frame: Tensor  # (m,)
-    cell: Tensor  # (m,) among all N
-    grid: Grid  # level, row and column of the same cells
 
 
 def select(values: Tensor, grid: Grid, config: Config) -> Selection:
@@ -96,14 +87,9 @@ def select_static(
     above = scores[0] > config.threshold
     boxes = corners(centred_boxes(values[0], grid))
     cells = torch.arange(len(above), device=above.device)
-
-    def where(cell: Tensor, level: Tensor) -> AnchorIndex:
-        return AnchorIndex(torch.zeros_like(cell), cell, replace(grid[cell], level=level))
-
     return static_selection(
         ScoredBoxes(scores[0], boxes, cells, labels[0], labels[0], above, above),
         limits,
-        where,
         counts=counts,
         overlap=config.overlap,
         max_boxes=config.max_boxes,
@@ -124,5 +110,5 @@ def _selection(scores: Tensor, labels: Tensor, grid: Grid, cells: list[Tensor]) 
     )
     frame = torch.arange(len(cells), device=cell.device).repeat_interleave(counts)
     return Selection(
-        frame, scores[frame, cell], labels[frame, cell], AnchorIndex(frame, cell, grid[cell])
+        frame, scores[frame, cell], labels[frame, cell], CellIndex(frame, cell, grid.level[cell])
     )
