@@ -22,6 +22,10 @@ class CellIndex:
     cell: Tensor  # (m,) index into all N cells or anchors, level by level, row by row
     level: Tensor  # (m,) of the cell
 
+    def level_groups(self, levels: int) -> list[Tensor]:
+        """Return the rows (g,) of the instances of each level."""
+        return [(self.level == level).nonzero()[:, 0] for level in range(levels)]
+
 
 @dataclass(frozen=True)
 class ScoredBoxes:

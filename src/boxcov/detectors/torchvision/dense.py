@@ -159,10 +159,8 @@ class AnchorDetector(TorchvisionDetector):
             for module in self.model.head.modules()
         ):
             return None
-        return [
-            self._group(raw, selection, (selection.where.level == n).nonzero()[:, 0], n, with_logit)
-            for n in range(len(raw["features"]))
-        ]
+        groups = selection.where.level_groups(len(raw["features"]))
+        return [self._group(raw, selection, index, n, with_logit) for n, index in enumerate(groups)]
 
     def _group(
         self, raw: Raw, selection: Selection, index: Tensor, level: int, with_logit: bool

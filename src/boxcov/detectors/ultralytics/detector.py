@@ -165,32 +165,21 @@ class Yolo(Detector):
         self, raw: Raw, selection: Selection, with_logit: bool = False
     ) -> list[InstanceGroup]:
         """Return one group per level, each box on the 5x5 crop that it sees."""
-        groups, start = [], 0
-        for level, x in enumerate(raw["features"]):
-            stop = start + x.shape[2] * x.shape[3]
-            index = (selection.where.level == level).nonzero()[:, 0]
-            groups.append(self._group(x, selection, index, level, start, with_logit))
-            start = stop
-        return groups
+        groups = selection.where.level_groups(len(raw["features"]))
+        return [self._group(raw, selection, index, n, with_logit) for n, index in enumerate(groups)]
 
     def _group(
-        self,
-        x: Tensor,
-        selection: Selection,
-        index: Tensor,
-        level: int,
-        start: int,
-        with_logit: bool,
+        self, raw: Raw, selection: Selection, index: Tensor, level: int, with_logit: bool
     ) -> InstanceGroup:
-        cell = selection.where.cell[index] - start
+        x = raw["features"][level]
+        cell = selection.where.cell[index] - sum(_cell_counts(raw)[:level])
         row, column = cell // x.shape[3], cell % x.shape[3]
         number = self.labels.to_model(selection.labels[index])
 
         def run() -> Tensor:
             crops, inside = crop(x, selection.where.frame[index], row, column, _REACH)
-            values = run_on_crops(self.head.cv2[level], crops, inside)[0][
-                :, :, :, 0
-            ]  # (g, 4 bins, 1)
+            maps, _ = run_on_crops(self.head.cv2[level], crops, inside)
+            values = maps[:, :, :, 0]  # (g, 4 bins, 1)
             low, high = self.head.dfl(values)[:, :, 0].split(2, 1)
             centre = torch.stack([column, row], 1) + 0.5
             boxes: Tensor = torch.cat([centre - low, centre + high], 1) * self.head.stride[level]

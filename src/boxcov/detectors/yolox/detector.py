@@ -92,11 +92,8 @@ class YOLOX(Detector):
         """
         if with_logit:
             return None
-        levels = selection.where.level
-        return [
-            self._group(raw, selection, (levels == level).nonzero()[:, 0], level)
-            for level in range(len(STRIDES))
-        ]
+        groups = selection.where.level_groups(len(STRIDES))
+        return [self._group(raw, selection, index, n) for n, index in enumerate(groups)]
 
     def _group(self, raw: Raw, selection: Selection, index: Tensor, level: int) -> InstanceGroup:
         frame, cell = selection.where.frame[index], selection.where.cell[index]
