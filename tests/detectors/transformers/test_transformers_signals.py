@@ -4,9 +4,12 @@ from math import log
 
 import pytest
 import torch
+from torch import nn
 
+from boxcov import Selection
+from boxcov.detectors.labels import Labels
 from boxcov.detectors.transformers import wrap
-from boxcov.detectors.transformers.signals import Queries, signals
+from boxcov.detectors.transformers.families import RTDetr
 from helpers.signal_cases import assert_promises
 from helpers.transformers_cases import MODELS, detr, made, pixels
 
@@ -33,17 +36,20 @@ def test_layers_of_detr_where_the_raw_outputs_hold_them() -> None:
 
 def test_answers_known_by_hand() -> None:
     boxes = torch.tensor([[[0.5, 0.5, 0.2, 0.4], [0.6, 0.5, 0.2, 0.4], [0.1, 0.1, 0.2, 0.2]]])
-    queries = Queries(
-        query=torch.tensor([0]),
-        logits=torch.tensor([[2.0, 1.0, -1.0]]),
-        scores=torch.tensor([[3.0, 0.0, 0.0]]),
-        boxes=boxes,
-        layers=torch.stack([boxes[:, 1], boxes[:, 0]], 1),
-    )
-    found = {k: v.item() for k, v in signals(queries, torch.tensor([0]), background=-1).items()}
+    raw = {
+        "logits": torch.tensor([[[3.0, 2.0, -1.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]]),
+        "boxes": boxes,
+        "all_boxes": torch.stack([boxes.roll(-1, 1), boxes], 1),  # first that of the next query
+    }
+    detector, zero = RTDetr(nn.Module(), Labels(("cat",), (0,)), 0.3), torch.tensor([0])
+    selection = Selection(zero, torch.ones(1), zero, (zero, zero))
+    plain = detector.signals(raw, selection)
+    detector.background = -1
+    found = {name: value.item() for name, value in detector.signals(raw, selection).items()}
+    assert set(found) - set(plain) == {"background margin"}
     assert found["logit"] == 3
     assert found["class margin"] == 1
-    assert found["background margin"] == 3
+    assert found["background margin"] == 4
     assert found["nearest overlap"] == pytest.approx(1 / 3)
     assert found["nearest margin"] == 3
     assert found["reg x"] == 0
@@ -51,5 +57,3 @@ def test_answers_known_by_hand() -> None:
     assert found["layers x"] == pytest.approx(0.5 * log(0.1**2 / 2 + 1e-6), abs=1e-5)
     assert found["layers h"] == pytest.approx(0.5 * log(1e-6), abs=1e-4)
     assert found["touched sides"] == 0
-    plain = signals(queries, torch.tensor([0]), background=None)
-    assert set(found) - set(plain) == {"background margin"}

@@ -8,7 +8,6 @@ import torch
 from boxcov import Selection
 from boxcov.detectors.pyramid import CellIndex
 from boxcov.detectors.yolox.decode import grid_of
-from boxcov.detectors.yolox.signals import signals
 from helpers.signal_cases import assert_promises, slow_window
 from helpers.yolox_cases import images, small
 
@@ -23,12 +22,12 @@ def test_a_batch_gives_what_each_frame_gives() -> None:
 def test_against_a_slow_loop() -> None:
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(2, 42, 8, generator=generator, dtype=torch.float64)
-    grid = grid_of([torch.zeros(1, 1, *shape) for shape in SHAPES])
+    features = [torch.zeros(1, 1, *shape) for shape in SHAPES]
+    grid = grid_of(features)
     frame, cell = torch.tensor([1, 0, 1]), torch.tensor([9, 32, 41])  # one per level
     labels = torch.tensor([2, 0, 1])
-    found = signals(
-        values,
-        SHAPES,
+    found = small().signals(
+        {"values": values, "features": features},
         Selection(frame, torch.ones(3), labels, CellIndex(frame, cell, grid.level[cell])),
     )
     for m, (b, c, label) in enumerate(zip(frame.tolist(), cell.tolist(), labels.tolist())):

@@ -9,11 +9,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from boxcov._torch.layers import at_least_float32
 from boxcov.detector import InstanceGroup, Selection
+from boxcov.detectors.boxes import centres
 from boxcov.detectors.pyramid import CellIndex, ScoredBoxes, level_of, static_selection
-from boxcov.detectors.signals import SIDES, finite, logit_of_log, pyramid_window, softmax_logit
+from boxcov.detectors.signals import (
+    SIDES,
+    finite,
+    logit_of_log,
+    pyramid_window,
+    softmax_logit,
+    window_signals,
+    with_log_size,
+)
 from boxcov.detectors.torchvision.detector import Raw, Reported, TorchvisionDetector
-from boxcov.detectors.torchvision.signals import anchor_signals
 from boxcov.head_stages import crop, run_on_crops
 from boxcov.static_selection import StaticLimits, StaticSelection, check_one_frame
 
@@ -136,15 +145,21 @@ class AnchorDetector(TorchvisionDetector):
         return self.score_logit(raw["cls_logits"][at], number)
 
     def signals(self, raw: Raw, selection: Selection) -> dict[str, Tensor]:
-        where = selection.where
+        where, number = selection.where, self.labels.to_model(selection.labels)
         shapes = [x.shape[2:] for x in raw["features"].values()]
         around = pyramid_window(where.cell, shapes, self.anchors_per_cell(raw))
-        found = self.found(raw, selection, raw["cls_logits"][where.frame, where.cell])
         at = (where.frame.repeat_interleave(9), around.index.flatten())
         boxes = self.decode_regression(raw["bbox_regression"][at], raw["anchors"][at])
-        scores = self.logits_at(raw, at, found.number.repeat_interleave(9))
-        boxes, scores = boxes.unflatten(0, (-1, 9)), scores.unflatten(0, (-1, 9))
-        return anchor_signals(found, around, boxes, scores)
+        scores = self.logits_at(raw, at, number.repeat_interleave(9))
+        boxes, scores = (at_least_float32(x).unflatten(0, (-1, 9)) for x in (boxes, scores))
+        logits = raw["cls_logits"][where.frame, where.cell]
+        return finite(
+            {
+                **window_signals(scores, with_log_size(centres(boxes)), around.inside),
+                **self.shared_signals(raw, selection, logits, boxes[:, 4]),
+                "level": around.level,
+            }
+        )
 
     @abstractmethod
     def score_logit(self, logits: Tensor, number: Tensor) -> Tensor:

@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from boxcov._torch.layers import at_least_float32
 from boxcov.detector import Detector, Selection, flatten_configuration
 from boxcov.detectors.labels import Labels
 from boxcov.detectors.objects import check_one_per_frame, objects_of
-from boxcov.detectors.signals import RAW_NAMES
-from boxcov.detectors.torchvision.signals import BoxOutputs
+from boxcov.detectors.signals import RAW_NAMES, Signals, class_signals, touched_sides
 from boxcov.errors import BoxcovError, check_choice
 
 Raw = dict[str, Any]
@@ -145,17 +145,21 @@ class TorchvisionDetector(Detector):
     def decode(self, raw: Raw, selection: Selection) -> Tensor:
         return self.in_images(*self.regression_of(raw, selection), raw, selection.frame)
 
-    def found(self, raw: Raw, selection: Selection, logits: Tensor) -> BoxOutputs:
-        """Return what the signals of all families need; logits: (m, K)."""
+    def shared_signals(
+        self, raw: Raw, selection: Selection, logits: Tensor, boxes: Tensor
+    ) -> Signals:
+        """Return the signals of all families; logits: (m, K), boxes: (m, 4) in resized pixels."""
         sizes = torch.tensor(raw["sizes"], device=logits.device)[selection.frame]
-        values = self.regression_of(raw, selection)[0]
-        return BoxOutputs(
-            dict(zip(self.raw_names, values.unbind(1))),
-            logits,
+        height, width = sizes.unbind(1)
+        number, background = (
             self.labels.to_model(selection.labels),
             0 if self.first_number else None,
-            sizes,
         )
+        return {
+            **dict(zip(self.raw_names, self.regression_of(raw, selection)[0].unbind(1))),
+            **class_signals(at_least_float32(logits), number, background),
+            "touched sides": touched_sides(boxes, width, height),
+        }
 
     def in_images(self, values: Tensor, start: Tensor, raw: Raw, frame: Tensor) -> Tensor:
         """Return boxes (m, 4) in pixels of the images, clipped by torchvision's own functions.

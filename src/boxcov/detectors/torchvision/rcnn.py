@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from boxcov._torch.layers import at_least_float32
 from boxcov._torch.process_state import seeded
 from boxcov.detector import InstanceGroup, Selection
-from boxcov.detectors.signals import softmax_logit
+from boxcov.detectors.boxes import iou
+from boxcov.detectors.signals import TINY, finite, neighbour_signals, softmax_logit
 from boxcov.detectors.torchvision.detector import Raw, Reported, TorchvisionDetector
-from boxcov.detectors.torchvision.signals import Regions, region_signals
 
 
 @dataclass(frozen=True)
@@ -122,24 +123,29 @@ class FasterRCNN(TorchvisionDetector):
         return softmax_logit(self._at_proposals(raw, where)[0][where.region], where.number)
 
     def signals(self, raw: Raw, selection: Selection) -> dict[str, Tensor]:
+        """Return named numbers (m,): also how far the regions disagree as boxes of the class."""
         where, proposals = selection.where, torch.cat(selection.where.proposals)
-        logits, regression = self._at_proposals(raw, where)
+        own, (logits, regression) = where.region, self._at_proposals(raw, where)
         m, regions = len(selection), len(proposals)
         values = regression.unflatten(1, (-1, 4))[:, where.number].transpose(0, 1)  # (m, R, 4)
-        boxes = self.model.roi_heads.box_coder.decode_single(
+        every = self.model.roi_heads.box_coder.decode_single(
             values.flatten(0, 1), proposals.repeat(m, 1)
         )
         scores = softmax_logit(logits.repeat(m, 1), where.number.repeat_interleave(regions))
-        frames = [torch.full_like(own[:, 0], b) for b, own in enumerate(where.proposals)]
-        every = Regions(
-            where.region,
-            torch.cat(frames) == selection.frame[:, None],
-            boxes.unflatten(0, (m, regions)),
-            scores.unflatten(0, (m, regions)),
-            proposals,
-            torch.cat(raw["proposal_scores"]),
+        every, scores = (at_least_float32(x).unflatten(0, (m, regions)) for x in (every, scores))
+        boxes = every.gather(1, own[:, None, None].expand(-1, 1, 4))[:, 0]
+        objectness = at_least_float32(torch.cat(raw["proposal_scores"])[own])
+        frames = [torch.full_like(part[:, 0], b) for b, part in enumerate(where.proposals)]
+        inside = torch.cat(frames) == selection.frame[:, None]  # (m, R) regions of the box's frame
+        return finite(
+            {
+                "logit": scores.gather(1, own[:, None])[:, 0],
+                **self.shared_signals(raw, selection, logits[own], boxes),
+                "objectness": torch.logit(objectness, eps=TINY),
+                "proposal overlap": iou(boxes, at_least_float32(proposals[own])),
+                **neighbour_signals(boxes, every, scores, own=own, inside=inside),
+            }
         )
-        return region_signals(self.found(raw, selection, logits[where.region]), every)
 
     def instances(
         self, raw: Raw, selection: Selection, with_logit: bool = False

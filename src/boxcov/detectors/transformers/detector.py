@@ -9,11 +9,23 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from boxcov._torch.layers import at_least_float32
 from boxcov.detector import Detector, InstanceGroup, Selection, flatten_configuration
-from boxcov.detectors.boxes import centres
+from boxcov.detectors.boxes import centres, corners
 from boxcov.detectors.labels import Labels
 from boxcov.detectors.objects import check_one_per_frame, objects_of
-from boxcov.detectors.transformers.signals import Queries, signals
+from boxcov.detectors.signals import (
+    FIELDS,
+    RAW_NAMES,
+    TINY,
+    class_signals,
+    deviation,
+    finite,
+    named,
+    neighbour_signals,
+    touched_sides,
+    with_log_size,
+)
 from boxcov.errors import BoxcovError
 from boxcov.static_selection import StaticLimits, StaticSelection, check_one_frame, first_rows
 
@@ -172,18 +184,28 @@ class QueryDetector(Detector):
         return self.score_logit(raw["logits"][frame, query], self.labels.to_model(selection.labels))
 
     def signals(self, raw: Raw, selection: Selection) -> dict[str, Tensor]:
+        """Return named numbers (m,): also how far queries and decoder layers disagree."""
         frame, query = selection.where
         number, logits = self.labels.to_model(selection.labels), raw["logits"]
         every = number.repeat_interleave(logits.shape[1])
-        scores = self.score_logit(logits[frame].flatten(0, 1), every)
-        queries = Queries(
-            query,
-            logits[frame, query],
-            scores.unflatten(0, (-1, logits.shape[1])),
-            raw["boxes"][frame],
-            self.layer_boxes(raw, frame, query),
-        )
-        return signals(queries, number, self.background)
+        scores = at_least_float32(self.score_logit(logits[frame].flatten(0, 1), every))
+        scores = scores.unflatten(0, (-1, logits.shape[1]))  # (m, Q)
+        boxes = at_least_float32(raw["boxes"][frame])  # (m, Q, 4) normalized centre and size
+        own = boxes.gather(1, query[:, None, None].expand(-1, 1, 4))[:, 0]
+        reported, everywhere = corners(own), torch.ones_like(scores, dtype=torch.bool)
+        found = {
+            "logit": scores.gather(1, query[:, None])[:, 0],
+            **class_signals(at_least_float32(logits[frame, query]), number, self.background),
+            **dict(zip(RAW_NAMES, torch.logit(own, eps=TINY).unbind(1))),
+            **neighbour_signals(reported, corners(boxes), scores, own=query, inside=everywhere),
+            "touched sides": touched_sides(reported),
+        }
+        layers = self.layer_boxes(raw, frame, query)
+        if layers is not None:
+            layers = with_log_size(at_least_float32(layers))
+            apart = deviation(layers, with_log_size(own), layers.new_ones(layers.shape[:2]))
+            found |= named("layers", FIELDS, apart)
+        return finite(found)
 
     def instances(
         self, raw: Raw, selection: Selection, with_logit: bool = False

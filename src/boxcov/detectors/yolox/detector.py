@@ -7,16 +7,27 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from boxcov._torch.layers import at_least_float32
 from boxcov._torch.process_state import seeded
 from boxcov.detector import Candidates, Detector, InstanceGroup, Selection, flatten_configuration
+from boxcov.detectors.boxes import corners
 from boxcov.detectors.objects import check_images
+from boxcov.detectors.signals import (
+    RAW_NAMES,
+    class_margin,
+    finite,
+    logit_of_log,
+    pyramid_window,
+    touched_sides,
+    window_signals,
+)
 from boxcov.detectors.yolox.config import STRIDES, Config
 from boxcov.detectors.yolox.decode import centred_boxes, grid_of, reported_boxes
 from boxcov.detectors.yolox.loss import CellTargets, encode, frame_losses
 from boxcov.detectors.yolox.network import PAFPN, REACH, Head
 from boxcov.detectors.yolox.selection import candidates, select, select_static
-from boxcov.detectors.yolox.signals import signals
 from boxcov.head_stages import crop
 from boxcov.static_selection import StaticLimits, StaticSelection
 
@@ -81,7 +92,30 @@ class YOLOX(Detector):
         return reported_boxes(values, selection.labels, grid[where.cell], self.config)
 
     def signals(self, raw: Raw, selection: Selection) -> dict[str, Tensor]:
-        return signals(raw["values"], [x.shape[2:] for x in raw["features"]], selection)
+        shapes = [x.shape[2:] for x in raw["features"]]
+        around = pyramid_window(selection.where.cell, shapes)
+        values = raw["values"][selection.where.frame[:, None], around.index]
+        cells = at_least_float32(values)  # (m, 9, 5 + classes)
+        labels = selection.labels[:, None, None].expand(-1, 9, 1)
+        class_logits = cells[:, :, 5:].gather(2, labels)[:, :, 0]  # (m, 9)
+        scores = logit_of_log(F.logsigmoid(cells[:, :, 4]) + F.logsigmoid(class_logits))
+        stride = STRIDES[0] * 2.0 ** around.level[:, None, None]  # pixels per cell
+        centre = (cells[:, :, :2] + torch.stack([around.column, around.row], 2)) * stride
+        boxes = torch.cat([centre, cells[:, :, 2:4] + stride.log()], 2)  # sizes in logarithms
+        own = cells[:, 4]
+        reported = corners(torch.cat([boxes[:, 4, :2], boxes[:, 4, 2:].exp()], 1))
+        height, width = (STRIDES[0] * side for side in shapes[0])
+        return finite(
+            {
+                **window_signals(scores, boxes, around.inside),
+                "class logit": class_logits[:, 4],
+                "objectness": own[:, 4],
+                "class margin": class_margin(own[:, 5:], selection.labels),
+                **dict(zip(RAW_NAMES, own[:, :4].unbind(1))),
+                "level": around.level,
+                "touched sides": touched_sides(reported, width, height),
+            }
+        )
 
     def instances(
         self, raw: Raw, selection: Selection, with_logit: bool = False
