@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -21,12 +21,19 @@ def check_images(images: Tensor, divisor: int) -> None:
 
 
 def objects_of(
+    targets: Sequence[Mapping[str, Any]], classes: int, like: Tensor
+) -> list[tuple[Tensor, Tensor]]:
+    """Return the boxes (n, 4), x1 y1 x2 y2, and labels (n,) of each frame's target, checked.
+
+    They have the dtype and device of ``like`` (B, ...). classes: the number of classes.
+    """
+    check_one_per_frame(targets, len(like))
+    return [_objects(target, b, classes, like) for b, target in enumerate(targets)]
+
+
+def _objects(
     target: Mapping[str, Any], frame: int, classes: int, like: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the boxes (n, 4), x1 y1 x2 y2, and labels (n,) of one frame's target, checked.
-
-    They have the dtype and device of ``like``. classes: the number of classes.
-    """
     for name, shape in (("boxes", "(n, 4)"), ("labels", "(n,)")):
         if not isinstance(target.get(name), Tensor):
             raise BoxcovError(

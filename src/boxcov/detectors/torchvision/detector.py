@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from boxcov._torch.layers import at_least_float32
 from boxcov.detector import Detector, Selection, flatten_configuration
 from boxcov.detectors.labels import Labels
-from boxcov.detectors.objects import check_one_per_frame, objects_of
+from boxcov.detectors.objects import objects_of
 from boxcov.detectors.signals import RAW_NAMES, Signals, class_signals, touched_sides
 from boxcov.errors import BoxcovError, check_choice
 
@@ -151,10 +151,8 @@ class TorchvisionDetector(Detector):
         """Return the signals of all families; logits: (m, K), boxes: (m, 4) in resized pixels."""
         sizes = torch.tensor(raw["sizes"], device=logits.device)[selection.frame]
         height, width = sizes.unbind(1)
-        number, background = (
-            self.labels.to_model(selection.labels),
-            0 if self.first_number else None,
-        )
+        number = self.labels.to_model(selection.labels)
+        background = 0 if self.first_number else None
         return {
             **dict(zip(self.raw_names, self.regression_of(raw, selection)[0].unbind(1))),
             **class_signals(at_least_float32(logits), number, background),
@@ -187,10 +185,8 @@ class TorchvisionDetector(Detector):
         from torchvision.models.detection.transform import resize_boxes
 
         like = next(iter(raw["features"].values()))
-        check_one_per_frame(targets, len(raw["sizes"]))
         losses = []
-        for b, target in enumerate(targets):
-            boxes, labels = objects_of(target, b, len(self.classes), like)
+        for b, (boxes, labels) in enumerate(objects_of(targets, len(self.classes), like)):
             own = {
                 "boxes": resize_boxes(boxes, raw["original"][b], raw["sizes"][b]),
                 "labels": self.labels.to_model(labels),

@@ -13,7 +13,7 @@ from boxcov._torch.layers import at_least_float32
 from boxcov.detector import Detector, InstanceGroup, Selection, flatten_configuration
 from boxcov.detectors.boxes import centres, corners
 from boxcov.detectors.labels import Labels
-from boxcov.detectors.objects import check_one_per_frame, objects_of
+from boxcov.detectors.objects import objects_of
 from boxcov.detectors.signals import (
     FIELDS,
     RAW_NAMES,
@@ -227,11 +227,8 @@ class QueryDetector(Detector):
 
     def loss(self, raw: Raw, targets: Sequence[Mapping[str, Any]]) -> Tensor:
         """Return the model's own loss (B,), each image as a batch of one."""
-        sizes = raw["sizes"]
-        check_one_per_frame(targets, len(sizes))
-        losses = []
-        for b, target in enumerate(targets):
-            boxes, labels = objects_of(target, b, len(self.classes), sizes)
+        sizes, losses = raw["sizes"], []
+        for b, (boxes, labels) in enumerate(objects_of(targets, len(self.classes), sizes)):
             own = {
                 "class_labels": self.labels.to_model(labels),
                 "boxes": centres(boxes / sizes[b].flip(0).repeat(2)),

@@ -13,7 +13,7 @@ from boxcov._torch.layers import at_least_float32
 from boxcov.detector import Detector, InstanceGroup, Selection, flatten_configuration
 from boxcov.detectors.boxes import centres, corners
 from boxcov.detectors.labels import Labels
-from boxcov.detectors.objects import check_images, check_one_per_frame, objects_of
+from boxcov.detectors.objects import check_images, objects_of
 from boxcov.detectors.pyramid import CellIndex, ScoredBoxes, level_of, static_selection
 from boxcov.detectors.signals import (
     SIDES,
@@ -194,13 +194,12 @@ class Yolo(Detector):
         """Return Ultralytics' own loss (B,), each image as a batch of one."""
         from ultralytics.utils.loss import v8DetectionLoss
 
-        check_one_per_frame(targets, len(raw["found"]))
+        objects = objects_of(targets, len(self.classes), raw["found"])
         criterion = v8DetectionLoss(_LossModel(self.model))
         height, width = (n * float(self.head.stride[0]) for n in raw["features"][0].shape[2:])
         size = torch.tensor([width, height, width, height], device=raw["found"].device)
         losses = []
-        for b, target in enumerate(targets):
-            boxes, labels = objects_of(target, b, len(self.classes), raw["found"])
+        for b, (boxes, labels) in enumerate(objects):
             own = {
                 "batch_idx": torch.zeros_like(labels),
                 "cls": self.labels.to_model(labels),

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from boxcov.detectors.boxes import centres, corners, iou
-from boxcov.detectors.objects import check_one_per_frame, objects_of
+from boxcov.detectors.objects import objects_of
 from boxcov.detectors.yolox.decode import Grid, centred_boxes
 
 _BOX_WEIGHT = 5.0
@@ -62,12 +62,9 @@ def _encoded(boxes: Tensor, grid: Grid) -> Tensor:
 
 def encode(targets: Sequence[dict[str, Tensor]], values: Tensor, grid: Grid) -> list[CellTargets]:
     """Assign the objects of each image to cells, given the head's values (B, N, 5 + classes)."""
-    check_one_per_frame(targets, len(values))
+    objects = objects_of(targets, values.shape[2] - 5, values)
     with torch.no_grad():
         predicted = centred_boxes(values, grid)
-        objects = [
-            objects_of(target, b, values.shape[2] - 5, values) for b, target in enumerate(targets)
-        ]
         return [
             assign(values[b], predicted[b], centres(boxes), labels, grid)
             for b, (boxes, labels) in enumerate(objects)
