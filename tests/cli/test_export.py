@@ -48,9 +48,15 @@ def test_exported_file_runs_in_onnxruntime(tmp_path) -> None:
 
 
 def test_missing_folder_is_an_error(tmp_path) -> None:
-    done = boxcov(f"export --posterior p.safetensors --out {tmp_path / 'nowhere' / 'x.onnx'}")
+    done = boxcov(f"export --posterior small --out {tmp_path / 'nowhere' / 'x.onnx'}")
     assert done.code == 1
     assert "there is no folder" in done.err
+
+
+def test_missing_posterior_is_an_error_before_the_work(tmp_path) -> None:
+    done = boxcov(f"export --posterior p.safetensors --out {tmp_path / 'x.onnx'}")
+    assert done.code == 1
+    assert "p.safetensors: no such file: write a posterior with boxcov fit" in done.err
 
 
 def test_an_error_model_that_does_not_fit_comes_first(tmp_path) -> None:

@@ -59,7 +59,7 @@ def test_bench_has_columns_of_fixed_width() -> None:
         bench._format_line((name, *cells))
         for name in ("exact", "exact and error model, tf32, compiled")
     )
-    assert short.startswith(f"exact{'head':>41}{9:>7}{'-':>10}")
+    assert short.startswith(f"exact{'head':>42}{9:>7}{'-':>10}")
     assert len(short) == len(long)
 
 

@@ -314,7 +314,7 @@ def test_stream_to_a_full_disk_ends_with_one_line(tmp_path) -> None:
     def line(path: Path) -> dict[str, object]:
         return {"frame": str(path), "ms": 1.0}
 
-    out, seen, paths = Full(tmp_path), streaming.Latencies(0), iter(map(Path, "abc"))
+    out, seen, paths = Full(tmp_path), streaming.Latencies(), iter(map(Path, "abc"))
     with pytest.raises(
         BoxcovError,
         match=r"^the line of frame 2: stdout cannot be written \(No space left on device\)",

@@ -126,7 +126,7 @@ def test_frames_of_a_fold_never_reach_its_member(
 def test_weights_of_the_mlp_decay_most_and_biases_never() -> None:
     parameters = Network.initial(2, 3, 4, 8, torch.Generator().manual_seed(0)).parameters()
     tensors = [torch.ones_like(p).requires_grad_() for p in parameters]
-    optimizer, _ = network._optimizer(Network(*tensors[:2], tuple(tensors[2:])), steps=10)
+    optimizer, _ = network._optimizer(Network(*tensors[:2], tuple(tensors[2:])), 10, decay=0.01)
     for p in tensors:
         p.grad = torch.zeros_like(p)
     rate = optimizer.param_groups[0]["lr"]
@@ -138,13 +138,28 @@ def test_weights_of_the_mlp_decay_most_and_biases_never() -> None:
     assert bias == b1 == b2 == 0
 
 
+def test_a_linear_model_of_few_boxes_decays() -> None:
+    """With forty inputs that say nothing, strong decay has the lower held-out loss."""
+    x, targets, _ = synthetic(120)
+    x = torch.cat([x, torch.randn(120, 40, generator=torch.Generator().manual_seed(3))], 1)
+    options = TrainingOptions(widths=(0,))
+    folds = folds_of(120)
+    chosen = fit_network(x, targets, folds, OUTPUTS, options)
+    weak, strong = (
+        min(network._epochs(x, targets, folds, OUTPUTS, 0, decay), key=lambda e: e.loss)
+        for decay in (network.LINEAR_DECAY, network.STRONG_DECAY)
+    )
+    assert strong.loss < weak.loss
+    assert chosen.loss == strong.loss
+
+
 @pytest.mark.usefixtures("short")
 def test_progress_counts_the_epochs_of_all_widths() -> None:
     x, targets, _ = synthetic(100)
     calls: list[tuple[int, int]] = []
     options = TrainingOptions((0, 4), progress=lambda done, total: calls.append((done, total)))
     fit_network(x, targets, folds_of(100), OUTPUTS, options)
-    total = 2 * network.EPOCHS
+    total = 3 * network.EPOCHS  # the linear model twice, with another decay
     assert calls == [(done, total) for done in range(1, total + 1)]
 
 

@@ -21,7 +21,8 @@ WIDTHS = (0, 128)
 EPOCHS = 40
 RATE = 3e-3
 LINEAR_RATE = 3e-2  # of a linear model, which 500 smaller steps would not carry to its optimum
-LINEAR_DECAY, WEIGHT_DECAY = 2.0, 0.5  # of the linear map and of the weights of the MLP
+LINEAR_DECAY, WEIGHT_DECAY = 1e-2, 0.5  # of the linear map and of the weights of the MLP
+STRONG_DECAY = 2.0  # of a linear model for few boxes, tried as well
 TRAINING_DOF = 4.0  # heavy tails, so that a few large errors do not decide the scales
 _POOLED = 5.0
 _BATCHES = 8  # at least, per epoch
@@ -240,25 +241,28 @@ class Ensemble:
 def fit_network(
     x: Tensor, targets: Targets, folds: Tensor, outputs: Outputs, options: TrainingOptions
 ) -> Ensemble:
-    """Return the ensemble whose width and number of epochs have the lowest held-out loss.
+    """Return the ensemble whose width, decay and number of epochs have the lowest held-out loss.
 
     x: (n, P) standardised inputs; folds: (n,) the fold of each box's frame.
     """
     best: Ensemble | None = None
-    for number, width in enumerate(options.widths):
-        for fitted in _epochs(x, targets, folds, outputs, width):
+    tried = [(width, LINEAR_DECAY) for width in options.widths]
+    if 0 in options.widths:
+        tried.append((0, STRONG_DECAY))
+    for number, (width, decay) in enumerate(tried):
+        for fitted in _epochs(x, targets, folds, outputs, width, decay):
             if best is None or fitted.loss < best.loss:
                 best = fitted
             if options.progress is not None:
-                options.progress(number * EPOCHS + fitted.epochs, len(options.widths) * EPOCHS)
+                options.progress(number * EPOCHS + fitted.epochs, len(tried) * EPOCHS)
     assert best is not None
     return best
 
 
 def _epochs(
-    x: Tensor, targets: Targets, folds: Tensor, outputs: Outputs, width: int
+    x: Tensor, targets: Targets, folds: Tensor, outputs: Outputs, width: int, decay: float
 ) -> Iterator[Ensemble]:
-    """Yield the ensemble after each epoch."""
+    """Yield the ensemble after each epoch; decay: of the linear map."""
     members = int(folds.max()) + 1
     generator = torch.Generator().manual_seed(0)
     network = Network.initial(members, x.shape[1], outputs.size, width, generator)
@@ -267,7 +271,7 @@ def _epochs(
     held_out = [(folds == k).nonzero()[:, 0] for k in range(members)]
     shortest = min(len(r) for r in rows)
     batches = max(_BATCHES, ceil(shortest / _MOST_PER_BATCH))
-    optimizer, schedule = _optimizer(network, EPOCHS * batches)
+    optimizer, schedule = _optimizer(network, EPOCHS * batches, decay)
     for epoch in range(1, EPOCHS + 1):
         shuffled = [r[torch.randperm(len(r), generator=generator)[:shortest]] for r in rows]
         for batch in torch.stack(shuffled).split(ceil(shortest / batches), 1):
@@ -282,11 +286,11 @@ def _epochs(
         yield Ensemble(copies, held_out_loss, epoch, width)
 
 
-def _optimizer(network: Network, steps: int) -> tuple[Any, Any]:
+def _optimizer(network: Network, steps: int, decay: float) -> tuple[Any, Any]:
     """AdamW with a one-cycle rate; only the weights decay."""
     rate = RATE if network.hidden else LINEAR_RATE
     groups: list[dict[str, Any]] = [
-        {"params": [network.linear], "weight_decay": LINEAR_DECAY},
+        {"params": [network.linear], "weight_decay": decay},
         {"params": list(network.hidden[0::2]), "weight_decay": WEIGHT_DECAY},
         {"params": [network.bias, *network.hidden[1::2]]},
     ]

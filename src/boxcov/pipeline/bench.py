@@ -283,4 +283,4 @@ def _format_line(cells: Sequence[object]) -> str:
     """Return the cells in columns of fixed width."""
     first, *others = cells
     widths = (10, 7, 10, 32, 10, 10)
-    return f"{first:36}" + "".join(f"{cell!s:>{width}}" for cell, width in zip(others, widths))
+    return f"{first:37}" + "".join(f"{cell!s:>{width}}" for cell, width in zip(others, widths))
