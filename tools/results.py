@@ -127,9 +127,9 @@ def gain(data: Path = DATA) -> dict[str, Any]:
         "notes": [
             "Area under the ROC curve on 300 unseen simulated frames (0.5 is chance). Misplaced: "
             "IoU below 0.4, among boxes with an object. Bad: misplaced or without an object, among "
-            "all boxes. All rows but the first are the same error model on other inputs, fitted on "
-            "500 frames, with covariances of head and backbone. Passes: of the plain detector; the "
-            "head alone to head and backbone."
+            "all boxes. All rows but the first: the same error model, fitted on 500 frames. "
+            f"boxcov: covariances of head and backbone, {passes[1]:.0f} plain passes; of the head alone "
+            f"{passes[0]:.1f}."
         ],
     }
 
