@@ -128,8 +128,8 @@ def gain(data: Path = DATA) -> dict[str, Any]:
             "Area under the ROC curve on 300 unseen simulated frames (0.5 is chance). Misplaced: "
             "IoU below 0.4, among boxes with an object. Bad: misplaced or without an object, among "
             "all boxes. All rows but the first: the same error model, fitted on 500 frames. "
-            f"boxcov: covariances of head and backbone, {passes[1]:.0f} plain passes; of the head alone "
-            f"{passes[0]:.1f}."
+            f"boxcov: covariances of head and backbone, {passes[1]:.0f} plain passes; of the head "
+            f"alone {passes[0]:.1f}."
         ],
     }
 
