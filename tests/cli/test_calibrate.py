@@ -104,7 +104,8 @@ def test_both_fits_show_their_progress(posterior: Path, tmp_path) -> None:
     run(options, Watched())
     fits = ("fitting the error model of the report", "fitting the error model")
     assert shown[:6] == [("predicting", "frames", i + 1, 6) for i in range(6)]
-    assert shown[6:] == [(what, "epochs", i + 1, 4) for what in fits for i in range(4)]
+    # two epochs of each of three models
+    assert shown[6:] == [(what, "epochs", i + 1, 6) for what in fits for i in range(6)]
 
 
 def test_predict_applies_the_error_model(made, posterior: Path, tmp_path) -> None:
