@@ -43,7 +43,7 @@ def main() -> None:
     cases = posterior_cases(detector)
     plain, times = measure(detector, [model for _, model in cases], frames)
     about = {
-        "title": "",
+        "title": "",  # that of the table; first in the file
         "command": "python benchmarks/posterior_forms.py",
         "date": str(datetime.date.today()),
         "machine": f"2 CPU cores, torch {torch.__version__}",
