@@ -160,13 +160,14 @@ def loaded(pillars: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Cente
 
 @pytest.fixture(scope="module")
 def frame(pillars: Upstream, loaded: CenterPoint) -> tuple[Tensor, list, dict]:
-    """The encoder's map and the head's maps of upstream, and boxcov's raw outputs."""
+    """The encoder's map and the head's maps of upstream, and boxcov's map and raw outputs."""
     points = cloud(loaded.config)
     filled, numbers, places = fill_pillars(points, loaded.config)
     with torch.no_grad():
         features = pillars.net["pts_voxel_encoder"](filled, numbers, places)
         bev = pillars.middle(features, places, 1)
-        return bev, pillars.maps(bev), loaded([points])
+        own = {"bev": loaded.encoder([points]), **loaded([points])}
+        return bev, pillars.maps(bev), own
 
 
 def copied(maps: list[list[dict[str, Tensor]]]) -> list[list[dict[str, Tensor]]]:

@@ -67,9 +67,8 @@ class CenterPoint(Detector):
         self.register_buffer("first_classes", first, persistent=False)
 
     def forward(self, inputs: Sequence[Tensor]) -> Raw:
-        bev = self.encoder(inputs)
-        features = self.neck(self.backbone(bev))
-        raw = {"bev": bev, "features": features, "tasks": self.head(features)}
+        features = self.neck(self.backbone(self.encoder(inputs)))
+        raw = {"features": features, "tasks": self.head(features)}
         return raw if isinstance(inputs, Tensor) else {**raw, "points": list(inputs)}
 
     def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
@@ -125,7 +124,7 @@ class CenterPoint(Detector):
         maps = raw.get(SIGNAL_INPUTS)
         if maps is None and "points" in raw:
             maps = self.signal_inputs(raw["points"])
-        return signals(raw["tasks"], (raw["bev"], maps), selection, self.config)
+        return signals(raw["tasks"], maps, selection, self.config)
 
     def signal_inputs(self, inputs: Sequence[Tensor]) -> Tensor | None:
         # the inputs of the static part are maps, not points

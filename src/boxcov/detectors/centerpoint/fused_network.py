@@ -78,7 +78,7 @@ class FusedCenterPoint:
     def __call__(self, *packed: Tensor) -> tuple[dict[str, Any], Tensor]:
         bev, excess = self.encode(*packed)
         features = self.dense(bev)
-        return {"bev": bev, "features": features, "tasks": self.head(features)}, excess
+        return {"features": features, "tasks": self.head(features)}, excess
 
     def signal_inputs(self, *packed: Tensor) -> Tensor:
         points, frame = packed

@@ -29,9 +29,8 @@ _SAMPLES = (17, 13)  # along the box and across it
 _EMPTY = -1e3  # height of a cell without points
 _SWEEPS = ("all sweeps", "newest")
 _NAMES = (
-    *("inside", "around", "above ground", "front", "back", "left", "right", "top"),
+    *("inside", "around", "above ground", "far end", "near end", "far side", "near side", "top"),
     *("mean along", "mean across", "spread along", "spread across", "skew", "depth"),
-    *("far end", "near end", "far side", "near side", "mean away", "mean aside", "skew away"),
 )
 
 
@@ -81,7 +80,7 @@ class _Grid(NamedTuple):
     across: Tensor  # (k,)
     steps: Tensor  # (2,) samples from the centre to an end
     sums: Tensor  # (n k, n + k + 6) over the lines of samples, then the moments
-    ends: Tensor  # (4, n + k) how far each line is to the front, back, left and right
+    ends: Tensor  # (4, n + k) how far each line is to the far and near end, far and near side
 
 
 @lru_cache(maxsize=16)
@@ -115,17 +114,15 @@ def _grid(device: torch.device, point_range: tuple[float, ...]) -> _Grid:
 def point_signals(maps: Tensor, boxes: Tensor, frame: Tensor, config: Config) -> Signals:
     """Return named numbers (m,) of boxes (m, 7 or more), given ``point_maps``.
 
-    frame: (m,) the frame of each box. Numbers of points are logarithms; front, back, left, right
-    and top say how far the points go beyond the side, in metres, negative if they end before it;
-    means and spreads are relative to the box; depth is how deep points lie inside it. The last
-    seven are the same with axes that point away from the sensor: it sees the near side of an
-    object, which may be the front or the back of the box.
+    frame: (m,) the frame of each box. Numbers of points are logarithms; ends, sides and top say how
+    far the points go beyond them, in metres, negative if they end before; means and spreads are
+    relative to the box; depth is how deep points lie inside it. The axes of a box point away from
+    the sensor: it sees the near side of an object, which may be the front or the back of the box.
     """
     grid, boxes = _grid(maps.device, config.point_range), boxes.float()
     half = boxes[:, 3:5].flip(1) / 2  # (m, 2) along the box and across it
     reach = half + MARGIN
-    cos, sin = boxes[:, 6].cos(), boxes[:, 6].sin()
-    axes = torch.stack([cos, -sin, sin, cos], 1).unflatten(1, (2, 2)) * reach[:, None]
+    axes = _axes_away(boxes) * reach[:, None]
     values, is_on_map = _samples(maps, boxes[:, :2], axes, frame, grid)
     above = values[:2] - (boxes[:, 2:3] + (MARGIN + ABOVE_GROUND / 2))  # (2, m, n k)
     limit = boxes[:, 5:6] / 2 + (MARGIN - ABOVE_GROUND / 2)
@@ -134,18 +131,20 @@ def point_signals(maps: Tensor, boxes: Tensor, frame: Tensor, config: Config) ->
     counts = _counts(values[2:], torch.stack([is_on_map.expand_as(is_high), is_high]), half, grid)
     lines, total, moments = (is_high.float() @ grid.sums).split([sum(_SAMPLES), 1, 5], 2)
     ends = grid.ends.masked_fill(lines[:, :, None] == 0, _EMPTY).amax(3).unflatten(2, (2, 2))
-    extents = ends * reach[:, :, None] - half[:, :, None]  # (2, m, 2, 2)
-    mean, spread, skew = _moments(moments, total, half, reach / grid.steps)
-    is_far = (boxes[:, :2, None] * axes).sum(1) >= 0  # (m, 2) whether the front and the left are
-    away = torch.where(is_far[:, :, None], extents, extents.flip(3))
-    sign = 2.0 * is_far - 1
-    seen = [extents.flatten(2), top, mean, spread, skew]
-    seen += [away.flatten(2), mean * sign, skew * sign.prod(1, keepdim=True)]
-    own, facing = (torch.cat(seen, 2) * (total > 0)).split([10, 7], 2)
-    parts = [counts[..., :3].log1p(), own, counts[..., 3:], facing]
-    columns = torch.cat(parts, 2).transpose(1, 2).flatten(0, 1)  # (42, m)
+    extents = (ends * reach[:, :, None] - half[:, :, None]).flatten(2)  # (2, m, 4)
+    seen = torch.cat([extents, top, *_moments(moments, total, half, reach / grid.steps)], 2)
+    parts = [counts[..., :3].log1p(), seen * (total > 0), counts[..., 3:]]
+    columns = torch.cat(parts, 2).transpose(1, 2).flatten(0, 1)  # (28, m)
     names = (f"points {sweeps}, {name}" for sweeps in _SWEEPS for name in _NAMES)
     return dict(zip(names, columns.unbind(0)))
+
+
+def _axes_away(boxes: Tensor) -> Tensor:
+    """Return x and y (m, 2, 2) of unit vectors along and across the boxes, away from the sensor."""
+    cos, sin = boxes[:, 6].cos(), boxes[:, 6].sin()
+    axes = torch.stack([cos, -sin, sin, cos], 1).unflatten(1, (2, 2))
+    points_away = (boxes[:, :2, None] * axes).sum(1, keepdim=True) >= 0
+    return torch.where(points_away, axes, -axes)
 
 
 def _samples(

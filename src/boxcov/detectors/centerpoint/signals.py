@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from boxcov._torch.layers import at_least_float32
 from boxcov.detector import Selection
@@ -18,14 +17,12 @@ from boxcov.detectors.signals import (
     TINY,
     Signals,
     class_margin,
-    constant,
     finite,
     named,
     window,
     window_signals,
 )
 
-OCCUPANCY_WINDOWS = (1.0, 2.5)  # metres from the box's cell to the border of a square
 _NAMES = {
     "reg": ("x", "y"),
     "height": ("z",),
@@ -37,7 +34,7 @@ _NAMES = {
 
 def signals(
     tasks: Sequence[TaskMaps],
-    maps: tuple[Tensor, Tensor | None],
+    points: Tensor | None,
     selection: Selection,
     config: Config,
 ) -> Signals:
@@ -45,12 +42,11 @@ def signals(
 
     The raw outputs at the box's cell; how far its neighbours disagree with it (``spread ...``, the
     root mean square over the 3 x 3 cells, weighted by their scores); the length of the heading
-    vector; how far the peak of the heat map stands out; the margin to the next class; how many
-    cells of the bird's-eye view are occupied around the box; and how the points lie in it.
+    vector; how far the peak of the heat map stands out; the margin to the next class; and how the
+    points lie in the box.
 
-    maps: the bird's-eye view (B, channels, ny, nx), and ``point_maps``.
+    points: ``point_maps``, if there are points.
     """
-    bev, points = maps
     at, labels = selection.where, selection.labels
     row, column, inside = window(at.row, at.column, *tasks[0]["reg"].shape[2:])  # (m, 9)
     frame, task = (t[:, None].expand(-1, 9).flatten() for t in (at.frame, at.task))
@@ -68,7 +64,6 @@ def signals(
     for name, values in own.items():
         found |= named(name, _NAMES[name], values)
     found["heading length"] = (length[:, 4, 0] + TINY).log()
-    found |= _occupancy(bev, at, config)
     if points is not None:
         boxes = boxes_of(own, at.row, at.column, config)
         found |= point_signals(points, boxes, at.frame, config)
@@ -91,22 +86,3 @@ def _compared(
     if "vel" in windows:
         names, every = [*names, "vx", "vy"], [*every, windows["vel"]]
     return names, torch.cat(every, 2)
-
-
-def _occupancy(bev: Tensor, at: CellIndex, config: Config) -> Signals:
-    """Return log(1 + n) of the occupied cells in squares around each box's cell."""
-    factor = bev.shape[2] * config.cell[1] / (config.point_range[4] - config.point_range[1])
-    size = config.cell[0] / factor  # metres per cell of the bird's-eye view
-    ny, nx = bev.shape[2:]
-    reach = [max(1, round(metres / size)) for metres in OCCUPANCY_WINDOWS]
-    # features follow a ReLU; sums over the rectangle above and left of each cell
-    occupied = bev.sum(1).sign().cumsum(1).cumsum(2)
-    before = F.pad(occupied, (1, 0, 1, 0))
-    middle = (torch.stack([at.row, at.column], 1) * factor + factor / 2).long()
-    edges = constant((*(-r for r in reach), *(r + 1 for r in reach)), bev.device)
-    rows, columns = middle[:, :1] + edges, middle[:, 1:] + edges  # (m, 4)
-    rows, columns = rows.clamp(0, ny)[:, :, None], columns.clamp(0, nx)[:, None, :]
-    sums = before[at.frame[:, None, None], rows, columns]  # (m, 4, 4)
-    sums = sums[:, 2:] - sums[:, :2]
-    inside = (sums[:, :, 2:] - sums[:, :, :2]).diagonal(dim1=1, dim2=2).log1p()
-    return named("occupied", [f"{metres:g} m" for metres in OCCUPANCY_WINDOWS], inside)
