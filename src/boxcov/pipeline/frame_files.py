@@ -33,7 +33,7 @@ from boxcov.input_file import MAX_BYTES, check_regular, reading
 from boxcov.outlines import background_of
 from boxcov.pipeline.detectors import is_foreign, trained_size, warn_if_implausible, warn_of_sweeps
 from boxcov.pipeline.kitti_axes import TO_KITTI, points_to_nuscenes
-from boxcov.pipeline.options import ExportCommand, FileOptions
+from boxcov.pipeline.options.common import ReaderOptions
 from boxcov.pipeline.user_code import load_function
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
@@ -75,7 +75,7 @@ class FrameReader:
     function: Callable[[Path], Any] | None = None
 
     @staticmethod
-    def of(detector: Detector, options: FileOptions | ExportCommand) -> FrameReader:
+    def of(detector: Detector, options: ReaderOptions) -> FrameReader:
         function = None if options.reader is None else load_function(options.reader)
         if function is None and options.points != "plain":
             warn_of_sweeps(detector, 1, "join {} into each file, and give --points plain")

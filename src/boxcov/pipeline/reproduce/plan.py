@@ -62,8 +62,7 @@ class Run:
     share: float = 1.0  # of the frames for the posterior
     counted: bool = False  # n_data is multiplied by the share
     samples: int = 10
-    derivative: Literal["jvp", "fd"] = "jvp"
-    epsilon: float = 1e-7
+    epsilon: float | None = None  # step of MC-GLM's finite differences; None: exact derivatives
     on: str = TEST
     calibrated: bool = False  # with an error model
 
@@ -71,15 +70,13 @@ class Run:
     def estimator(self) -> EstimatorOptions:
         """How the covariances are computed."""
         samples = self.samples if self.method in ("mcglm", "mci") else None
-        derivative = self.derivative if self.method == "mcglm" else None
-        epsilon = self.epsilon if derivative == "fd" else None
-        return EstimatorOptions(self.method, None, samples, derivative, epsilon)
+        return EstimatorOptions(self.method, None, samples)
 
     @property
     def key(self) -> str:
         """The name of the file.
 
-        >>> Run("mcglm", "paper", derivative="fd").key
+        >>> Run("mcglm", "paper", epsilon=1e-7).key
         'mcglm-paper-head-k10-fd1e-07-test'
         """
         parts: list[str] = [self.method]
@@ -90,7 +87,7 @@ class Run:
         if self.method in ("mcglm", "mci"):
             parts.append(f"k{self.samples}")
         if self.method == "mcglm":
-            parts.append("jvp" if self.derivative == "jvp" else f"fd{self.epsilon:g}")
+            parts.append("jvp" if self.epsilon is None else f"fd{self.epsilon:g}")
         if self.calibrated:
             parts.append("calibrated")
         return "-".join([*parts, file_name(self.on)])
@@ -103,7 +100,7 @@ def file_name(data: str) -> str:
 
 def paper_mcglm(form: Form, epsilon: float = 1e-7) -> Run:
     """Return MC-GLM as in the paper: finite differences, ten samples, the head."""
-    return Run("mcglm", form, derivative="fd", epsilon=epsilon)
+    return Run("mcglm", form, epsilon=epsilon)
 
 
 def part_alone(depth: str, on: str) -> Run:

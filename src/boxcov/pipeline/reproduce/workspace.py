@@ -29,6 +29,7 @@ from boxcov.pipeline.predict import predictor_of
 from boxcov.pipeline.reproduce.plan import CALIBRATION, TEST, Run, Setting, file_name
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.glm import GLM
+from boxcov.predict.mcglm import MCGLM
 from boxcov.version import __version__
 
 Progress = Callable[[str, int, int], None]  # name of the step, done, total
@@ -177,6 +178,8 @@ class Workspace:
             posterior = restrict_posterior(self.posterior(run.share), run, self.detector)
         if run.method == "glm" and posterior is not None:
             return GLM(self.detector, posterior, max_boxes=self.setting.slow)
+        if run.epsilon is not None and posterior is not None:
+            return MCGLM(self.detector, posterior, run.samples, "fd", run.epsilon)
         model = predictor_of(self.detector, posterior, run.estimator)
         if not run.calibrated:
             return model
