@@ -9,22 +9,23 @@ from typing import Any
 
 import numpy as np
 
+from boxcov.detections import Detections
 from boxcov.evaluate.covariance_metrics import LEVELS
 from boxcov.evaluate.records import Records
 from boxcov.files import make_folder, write_json
-from boxcov.pipeline import evaluate, predict
+from boxcov.pipeline import predict
 from boxcov.pipeline.detectors import load_detector, plain_milliseconds
 from boxcov.pipeline.frames import load_frames
 from boxcov.pipeline.options import (
     DataOptions,
     DemoCommand,
     EstimatorOptions,
-    EvaluateCommand,
     PredictCommand,
 )
 from boxcov.pipeline.paths import hold_folder
 from boxcov.pipeline.progress import Steps
 from boxcov.report.page import write
+from boxcov.report.study import Study
 from boxcov.report.verdict import LEVEL, display_unit, headline
 
 DETECTOR = "centerpoint:small"
@@ -79,10 +80,10 @@ def _run_scene(name: str, out: Path, step: Steps, size: Size) -> Scene:
         ),
         step(f"{name}, {SCENES[name]}: predict {size.frames} frames"),
     )
-    progress = step(f"{name}: evaluate")
-    study = evaluate.build_study(EvaluateCommand(predictions=(file,)), progress)
-    frames = load_frames(replace(source, count=min(size.frames, 5)))
-    times = plain_milliseconds(load_detector(DETECTOR), frames)
+    step(f"{name}: evaluate")
+    frames, title = load_frames(source), f"Uncertainty of boxes: {source.data} {source.split}"
+    study = Study.of({file.stem: Detections.load(file)}, frames, title)
+    times = plain_milliseconds(load_detector(DETECTOR), frames[:5])
     plain = median(times[1:] or times)
     rows = [{**row, "ratio": row["ms"] / plain} for row in study.runtime]
     first = {**rows[0], "method": "plain detector", "ms": plain, "ratio": 1.0}
