@@ -83,8 +83,7 @@ def _run_scene(name: str, out: Path, step: Steps, size: Size) -> Scene:
     step(f"{name}: evaluate")
     frames, title = load_frames(source), f"Uncertainty of boxes: {source.data} {source.split}"
     study = Study.of({file.stem: Detections.load(file)}, frames, title)
-    times = plain_milliseconds(load_detector(DETECTOR), frames[:5])
-    plain = median(times[1:] or times)
+    plain = median(plain_milliseconds(load_detector(DETECTOR), frames[:5]))
     rows = [{**row, "ratio": row["ms"] / plain} for row in study.runtime]
     first = {**rows[0], "method": "plain detector", "ms": plain, "ratio": 1.0}
     study = replace(study, runtime=[first, *rows])

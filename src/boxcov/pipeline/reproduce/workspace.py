@@ -163,7 +163,7 @@ class Workspace:
             found.append(one)
             self.progress(step, number + 1, len(frames))
         joined = join_frames(found).to("cpu")
-        return replace(joined, meta={**joined.meta, "ms": times})
+        return replace(joined, meta={**joined.meta, "milliseconds": times})
 
     def _predictor(self, run: Run) -> Callable[[Any], Detections]:
         """Return the predictor of a run; the last one is reused if only the frames differ."""
@@ -201,7 +201,7 @@ class Workspace:
 
     def milliseconds(self, run: Run) -> list[float]:
         """Return the time of each frame but the first, which warms up."""
-        times: list[float] = self.detections(run).meta["ms"]
+        times: list[float] = self.detections(run).meta["milliseconds"]
         return times[1:] or times
 
     def plain_milliseconds(self) -> list[float]:
@@ -210,8 +210,7 @@ class Workspace:
         if not path.exists():
             write_json(path, plain_milliseconds(self.detector, self.frames(TEST)))
         with reading(path, "a list of milliseconds"):
-            times = [float(ms) for ms in read_json(path)]
-        return times[1:] or times
+            return [float(ms) for ms in read_json(path)]
 
     def truth(self, on: str) -> GroundTruth:
         """Return the objects of the frames."""
