@@ -249,8 +249,9 @@ def test_warnings_are_one_line() -> None:
 import sys, warnings
 from boxcov.cli import app as cli
 from boxcov import BoxcovWarning
+from boxcov.pipeline.options import DemoCommand
 
-def warned() -> None:
+def warned(options: DemoCommand) -> None:
     warnings.warn("look", BoxcovWarning)
 
 cli.COMMANDS["Use"][warned] = ()

@@ -6,7 +6,6 @@ import errno
 import signal
 import sys
 import warnings
-from collections.abc import Callable
 from inspect import getdoc
 from types import FrameType
 from typing import Annotated, TextIO
@@ -21,7 +20,7 @@ except ImportError:
 from boxcov.cli.bench import bench
 from boxcov.cli.calibrate import calibrate
 from boxcov.cli.check import check
-from boxcov.cli.command import PanelCommand, PanelGroup, typer_command
+from boxcov.cli.command import Command, PanelCommand, PanelGroup, typer_command
 from boxcov.cli.convert import convert
 from boxcov.cli.demo import demo
 from boxcov.cli.evaluate import evaluate
@@ -38,7 +37,7 @@ from boxcov.pipeline.terminal import output_error, say
 from boxcov.version import __version__
 
 # by the panels of the help: every command, with the arguments of examples
-COMMANDS: dict[str, dict[Callable[..., None], tuple[str, ...]]] = {
+COMMANDS: dict[str, dict[Command, tuple[str, ...]]] = {
     "Use": {
         demo: ("--out demo",),
         predict: (

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from boxcov.cli.command import AsJson
+from boxcov.cli.command import Output
 from boxcov.pipeline.options import DemoCommand
-from boxcov.pipeline.terminal import say, say_json, say_table
+from boxcov.pipeline.terminal import say
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from boxcov.pipeline.demo import Scene
 
 
-def demo(options: DemoCommand, as_json: AsJson = False) -> None:
+def demo(options: DemoCommand) -> Output:
     """Show what the risk and the regions of boxes are worth, and write a report.
 
     No download, no GPU, no fit: the trained CenterPoint, its posterior and its error model are part
@@ -25,16 +25,12 @@ def demo(options: DemoCommand, as_json: AsJson = False) -> None:
     from boxcov.pipeline.progress import Steps
 
     text = f"{pipeline.DETECTOR} with its posterior and error model, on simulated LiDAR frames"
-    say(text, sys.stderr if as_json else sys.stdout)
+    say(text, sys.stderr)
     with Steps() as step:
         scenes = pipeline.run(options, step)
-    if as_json:
-        numbers = {scene.name: {**scene.numbers, "report": str(scene.report)} for scene in scenes}
-        say_json(numbers)
-        return
-    say_table(_table(scenes))
-    for scene in scenes:
-        say(f"{scene.name}, {pipeline.SCENES[scene.name]}: {scene.report}")
+    numbers = {scene.name: {**scene.numbers, "report": str(scene.report)} for scene in scenes}
+    reports = [f"{one.name}, {pipeline.SCENES[one.name]}: {one.report}" for one in scenes]
+    return Output(numbers, [_table(scenes), *reports])
 
 
 def _table(scenes: list[Scene]) -> Table:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from statistics import mean
 from typing import Any
 
-from boxcov.cli.command import AsJson
+from boxcov.cli.command import Output
 from boxcov.pipeline.options import TrainCommand
-from boxcov.pipeline.terminal import say, say_json
 
 
-def train(options: TrainCommand, as_json: AsJson = False) -> None:
+def train(options: TrainCommand) -> Output:
     """Train a CenterPoint, print its average precision on test frames, and write its weights."""
     from boxcov.pipeline.progress import Progress
     from boxcov.pipeline.train import run
@@ -21,7 +20,7 @@ def train(options: TrainCommand, as_json: AsJson = False) -> None:
             bar(done, total, f"loss {loss:.3f}")
 
         report = run(options, loading, training)
-    say_json(report) if as_json else say(_format(report["test"]))
+    return Output(report, [_format(report["test"])])
 
 
 def _format(tests: dict[str, Any]) -> str:
