@@ -190,25 +190,17 @@ class State:
     def changed(self) -> list[str]:
         """Names of the tensors that have changed."""
         names = {id(module): name for name, module in self.modules.items()}
-        found = []
-        for module, kind, name, tensor, copy in self.tensors:
-            now = getattr(module, kind).get(name)
-            same = now is tensor and (
-                tensor is None or copy is None or torch.equal(bits(tensor), bits(copy))
-            )
-            if not same:
-                found.append(f"{names[id(module)]}.{name}".lstrip("."))
-        return found
+        return [
+            f"{names[id(module)]}.{name}".lstrip(".")
+            for module, kind, name, tensor, copy in self.tensors
+            if getattr(module, kind).get(name) is not tensor or not same_bits(tensor, copy)
+        ]
 
     def restore(self) -> None:
         """Restore the snapshot; unchanged tensors are not written to."""
         for module, kind, name, tensor, copy in self.tensors:
             getattr(module, kind)[name] = tensor
-            if (
-                tensor is not None
-                and copy is not None
-                and not torch.equal(bits(tensor), bits(copy))
-            ):
+            if not same_bits(tensor, copy):
                 tensor.data.copy_(copy)
 
 

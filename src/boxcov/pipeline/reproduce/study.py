@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from boxcov.files import write_text
+from boxcov.files import write_json, write_text
 from boxcov.pipeline.options import ReproduceCommand
 from boxcov.pipeline.paths import hold_folder
 from boxcov.pipeline.reproduce.analysis import (
@@ -40,7 +40,7 @@ def reproduce(workspace: Workspace) -> list[Table]:
     if setting.shift:
         tables.append(distribution_shift(workspace))
     for table in tables:
-        table.write(folder / "tables")
+        write_json(folder / "tables" / f"{table.name}.json", table.json())
     text = "\n\n".join(table.markdown() for table in tables)
     title = f"# Reproduction\n\nboxcov {__version__}, {setting.detector}, {setting.test}."
     write_text(folder / "reproduction.md", f"{title}\n\n{text}\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,6 @@ class Workspace:
     def __init__(self, folder: Path, setting: Setting, progress: Progress | None = None) -> None:
         self.folder, self.setting = folder, setting
         self.progress = progress or (lambda what, done, total: None)
-        self._detector: Detector | None = None
         self._frames: dict[str, Sequence[Any]] = {}
         self._posteriors: dict[float, Posterior] = {}
         self._last_model: tuple[Run, Callable[[Any], Detections]] | None = None
@@ -76,11 +75,9 @@ class Workspace:
                 "choose another folder with --out"
             )
 
-    @property
+    @cached_property
     def detector(self) -> Detector:
-        if self._detector is None:
-            self._detector = load_detector(self.setting, self.setting.device)
-        return self._detector
+        return load_detector(self.setting, self.setting.device)
 
     def frames(self, on: str) -> Sequence[Any]:
         """Return the frames of the test, of the error model or of a shift; loaded once."""
