@@ -139,7 +139,7 @@ def typer_command(function: Command) -> Callable[..., None]:
 
 
 def _info(parameter: inspect.Parameter) -> Any:
-    """Return what typer is told of an option or argument."""
+    """Return the ``typer.Option`` or ``typer.Argument`` of a parameter."""
     return parameter.annotation.__metadata__[0]
 
 
