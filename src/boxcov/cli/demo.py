@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from boxcov.cli.command import Output
 from boxcov.pipeline.options import DemoCommand
-from boxcov.pipeline.terminal import say
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,13 +22,12 @@ def demo(options: DemoCommand) -> Output:
     from boxcov.pipeline import demo as pipeline
     from boxcov.pipeline.progress import Steps
 
-    text = f"{pipeline.DETECTOR} with its posterior and error model, on simulated LiDAR frames"
-    say(text, sys.stderr)
     with Steps() as step:
         scenes = pipeline.run(options, step)
     numbers = {scene.name: {**scene.numbers, "report": str(scene.report)} for scene in scenes}
     reports = [f"{one.name}, {pipeline.SCENES[one.name]}: {one.report}" for one in scenes]
-    return Output(numbers, [_table(scenes), *reports])
+    title = f"{pipeline.DETECTOR} with its posterior and error model, on simulated LiDAR frames"
+    return Output(numbers, [title, _table(scenes), *reports])
 
 
 def _table(scenes: list[Scene]) -> Table:

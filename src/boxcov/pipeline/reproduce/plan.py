@@ -1,8 +1,7 @@
-"""What a reproduction runs on, and which runs its tables need."""
+"""What a reproduction runs on: its setting, and a run of one method."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -106,28 +105,3 @@ def paper_mcglm(form: Form, epsilon: float = 1e-7) -> Run:
 def part_alone(depth: str, on: str) -> Run:
     """Return MC-GLM for one part of the network alone, with the paper's posterior."""
     return Run("mcglm", "paper", depth, alone=True, on=on)
-
-
-def planned_runs(setting: Setting) -> list[Run]:
-    """Return all runs that the tables need, each once."""
-    return list(dict.fromkeys(_runs_of_tables(setting)))
-
-
-def _runs_of_tables(setting: Setting) -> Iterator[Run]:
-    yield from (Run("mci"), Run("nms"))
-    for form in FORMS:
-        yield from (Run("exact", form), Run("glm", form), Run("mcglm", form), paper_mcglm(form))
-        if setting.calibration_count:
-            yield Run("exact", form, calibrated=True)
-        for depth in DEPTHS.values():
-            yield Run("mcglm", form, depth)
-        for share in SHARES.values():
-            yield Run("mcglm", form, "backbone", share=share)
-            yield Run("exact", form, share=share, counted=share < 1)
-        for epsilon in EPSILONS.values():
-            yield paper_mcglm(form, epsilon)
-        for samples in SAMPLES.values():
-            yield Run("mcglm", form, samples=samples)
-    for depth in DEPTHS.values():  # one depth after the other: the predictor is reused
-        yield from (part_alone(depth, on) for on in (TEST, *setting.shift))
-    yield from (Run("mci", on=on) for on in setting.shift)

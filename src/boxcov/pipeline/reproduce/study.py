@@ -1,4 +1,4 @@
-"""``boxcov reproduce``: execute the missing runs, then write every table and figure."""
+"""``boxcov reproduce``: every table and figure of the paper, from runs that are missing or done."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from boxcov.pipeline.reproduce.analysis import (
     sampling_noise,
 )
 from boxcov.pipeline.reproduce.comparison import paper_tables
-from boxcov.pipeline.reproduce.plan import TEST, Run, Setting, planned_runs
+from boxcov.pipeline.reproduce.plan import TEST, Run, Setting
 from boxcov.pipeline.reproduce.result_table import Table
 from boxcov.pipeline.reproduce.workspace import Progress, Workspace
 from boxcov.report.figures import write_figures
@@ -32,9 +32,6 @@ def run(options: ReproduceCommand, progress: Progress | None = None) -> list[Tab
 def reproduce(workspace: Workspace) -> list[Table]:
     """Write what is missing in ``workspace``; return the tables."""
     folder, setting = workspace.folder, workspace.setting
-    for planned in planned_runs(setting):
-        if not workspace.is_done(planned):
-            workspace.execute(planned)
     tables = [*paper_tables(workspace), paper_chance(), sampling_noise(workspace)]
     tables.append(amount_of_data(workspace))
     if setting.shift:

@@ -125,29 +125,22 @@ class Workspace:
     def path(self, run: Run) -> Path:
         return self.folder / "predictions" / f"{run.key}.safetensors"
 
-    def is_done(self, run: Run) -> bool:
-        """Return whether the files exist, or the detector does not support the run."""
-        if run.method == "nms" and type(self.detector).candidates is Detector.candidates:
-            return True
-        return self.path(run).exists() and self._truth_path(run.on).exists()
+    def detections(self, run: Run) -> Detections:
+        """Return the predictions of a run."""
+        path = self.path(run)
+        if not path.exists():
+            self._execute(run).save(path)
+        return Detections.load(path)
 
-    def execute(self, run: Run) -> None:
-        """Write the predictions of a run and the objects of its frames."""
-        if not self._truth_path(run.on).exists():
-            truth = GroundTruth.from_frames(self.frames(run.on))
-            truth.save(self._truth_path(run.on), {"on": run.on})
-        if self.path(run).exists():
-            return
+    def _execute(self, run: Run) -> Detections:
         frames = self.frames(run.on)
+        some = frames[:1] if run.method == "glm" else frames
         try:
-            found = self._predict(
-                self._predictor(run), frames[:1] if run.method == "glm" else frames, run.key
-            )
+            return self._predict(self._predictor(run), some, run.key)
         except NotFiniteError as error:  # a result too: this setting gives no covariance
             found = self._predict(self.detector.detect, frames, run.key)
             reason = str(error).partition(" (box")[0]
-            found = replace(found, meta={**found.meta, "refused": reason})
-        found.save(self.path(run))
+            return replace(found, meta={**found.meta, "refused": reason})
 
     def _predict(
         self, model: Callable[[Any], Detections], frames: Sequence[Any], step: str
@@ -185,9 +178,6 @@ class Workspace:
 
     # Results
 
-    def detections(self, run: Run) -> Detections:
-        return Detections.load(self.path(run))
-
     def records(self, run: Run) -> Records:
         """Return the predictions of a run, matched with the objects of its frames."""
         return match_detections(self.detections(run), self.truth(run.on), self.setting.threshold)
@@ -211,10 +201,10 @@ class Workspace:
 
     def truth(self, on: str) -> GroundTruth:
         """Return the objects of the frames."""
-        return GroundTruth.load(self._truth_path(on))[0]
-
-    def _truth_path(self, on: str) -> Path:
-        return self.folder / "truth" / f"{file_name(on)}.safetensors"
+        path = self.folder / "truth" / f"{file_name(on)}.safetensors"
+        if not path.exists():
+            GroundTruth.from_frames(self.frames(on)).save(path, {"on": on})
+        return GroundTruth.load(path)[0]
 
 
 def restrict_posterior(whole: Posterior, run: Run, detector: Detector) -> Posterior:
