@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from boxcov.box_layout import IMAGE, PLANE, find_layout
 from boxcov.box_layout import columns as layout_columns
 from boxcov.detections import Detections
-from boxcov.outlines import DOUBTFUL, ON_DARK, corners, grown_boxes, risk_colors, side_bands
+from boxcov.outlines import DOUBTFUL, corners, grown_boxes, risk_colors, side_bands
 from boxcov.plain_text import short_name
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
 
 Array = NDArray[Any]
-LOW, _, HIGH = ON_DARK
 UNCALIBRATED = (220, 220, 225)
 BACKGROUND, POINTS, SHADOW = (19, 21, 23), (118, 128, 142), (0, 0, 0)
 LEVEL = 0.9  # of the regions
