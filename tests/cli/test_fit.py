@@ -16,7 +16,7 @@ from boxcov.kfac.fit import NonFinite
 from boxcov.pipeline import fit as fitting
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.options import FitCommand
-from boxcov.pipeline.progress import Progress
+from boxcov.pipeline.progress import ProgressBar
 from boxcov.posterior.posterior import FisherKind, Form, Locations
 from helpers.command_line import boxcov, small_network
 
@@ -152,7 +152,7 @@ def test_interrupted_fit_resumes(tmp_path, monkeypatch) -> None:
     assert boxcov(*words).code == 0
     whole = out.read_bytes()
     out.unlink()
-    show = Progress.__call__
+    show = ProgressBar.__call__
 
     def stop(number: int) -> None:
         def called(self, done: int, total: int | None = None, note: str = "") -> None:
@@ -160,7 +160,7 @@ def test_interrupted_fit_resumes(tmp_path, monkeypatch) -> None:
                 signal.raise_signal(number)
             show(self, done, total, note)
 
-        monkeypatch.setattr(Progress, "__call__", called)
+        monkeypatch.setattr(ProgressBar, "__call__", called)
 
     stop(signal.SIGINT)
     done = boxcov(*words)

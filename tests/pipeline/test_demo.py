@@ -18,11 +18,11 @@ from helpers.command_line import boxcov
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory) -> Path:
-    """The folder of a demo of two scenes; a part of an interrupted one lies there."""
+    """The folder of a demo of two scenarios; a part of an interrupted one lies there."""
     folder = tmp_path_factory.mktemp("demo") / "out"
     (folder / "clear" / "exact.safetensors.parts").mkdir(parents=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demo, "SCENES", {"clear": "plain", "unseen": "shifted"})
+        patch.setattr(demo, "SCENARIOS", {"clear": "plain", "unseen": "shifted"})
         patch.setattr(demo, "run", partial(demo.run, size=demo.Size(2, 2, 3)))
         done = boxcov("demo", "--out", folder)
     assert done.code == 0, done.err

@@ -26,7 +26,7 @@ from boxcov.pipeline.reproduce.metrics import measure
 from boxcov.pipeline.reproduce.plan import FORMS, Run, Setting, paper_mcglm
 from boxcov.pipeline.reproduce.result_table import Table
 from boxcov.pipeline.reproduce.study import reproduce
-from boxcov.pipeline.reproduce.workspace import Progress, Workspace, part_of, restrict_posterior
+from boxcov.pipeline.reproduce.workspace import StepProgress, Workspace, part_of, restrict_posterior
 
 SETTING = Setting(
     out=Path("reproduction"),
@@ -106,7 +106,7 @@ def _cut_off_after(out: Path, count: int) -> None:
         _quietly(out, progress)
 
 
-def _quietly(out: Path, progress: Progress | None = None) -> None:
+def _quietly(out: Path, progress: StepProgress | None = None) -> None:
     """Without the warnings about the paper's finite differences."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BoxcovWarning)

@@ -73,7 +73,7 @@ class Subject:
         """Run the network once more, the first time that this is called; restore its state."""
         self.needed_raw()
         if self.second is None:
-            before, inputs = State(self.original), fresh(self.inputs)
+            before, inputs = Snapshot(self.original), fresh(self.inputs)
             with torch.no_grad():
                 raw = self.shadow()(inputs)
             self.second = Pass(raw, inputs, before.changed())
@@ -174,7 +174,7 @@ def nearest(found: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
     return distance, row
 
 
-class State:
+class Snapshot:
     """A snapshot of a detector's parameters and buffers, to compare with and to restore."""
 
     def __init__(self, detector: nn.Module) -> None:
@@ -207,7 +207,7 @@ class State:
 @contextmanager
 def keep_state(detector: nn.Module) -> Iterator[None]:
     """Restore weights, buffers, modes and random state at the end of the block."""
-    state, modes = State(detector), {module: module.training for module in detector.modules()}
+    state, modes = Snapshot(detector), {module: module.training for module in detector.modules()}
     devices = {
         tensor.device for tensor in (*detector.parameters(), *detector.buffers()) if tensor.is_cuda
     }

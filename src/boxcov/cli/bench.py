@@ -17,10 +17,10 @@ def bench(options: BenchCommand) -> Output:
     import torch
 
     from boxcov.pipeline.bench import format_table, run
-    from boxcov.pipeline.progress import Progress
+    from boxcov.pipeline.progress import ProgressBar
 
     if options.device == "cpu" and not torch.cuda.is_available():
         say("no GPU on this machine: measuring on the CPU", file=sys.stderr)
-    with Progress("measuring", "settings") as progress:
+    with ProgressBar("measuring", "settings") as progress:
         rows = run(options, progress)
     return Output(rows, [format_table(rows)])

@@ -12,9 +12,9 @@ def check(options: CheckCommand) -> Output:
     The exit code is 1 if a check fails.
     """
     from boxcov.pipeline.check import run
-    from boxcov.pipeline.progress import Progress
+    from boxcov.pipeline.progress import ProgressBar
 
-    with Progress("checking", "checks") as progress:
+    with ProgressBar("checking", "checks") as progress:
         report = run(options, progress)
     failure = "" if report.ok else f"{len(report.failed)} checks failed"
     return Output(report.to_dict(), [str(report)], failure)

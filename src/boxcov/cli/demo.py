@@ -10,7 +10,7 @@ from boxcov.pipeline.options import DemoCommand
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from boxcov.pipeline.demo import Scene
+    from boxcov.pipeline.demo import Scenario
 
 
 def demo(options: DemoCommand) -> Output:
@@ -23,22 +23,22 @@ def demo(options: DemoCommand) -> Output:
     from boxcov.pipeline.progress import Steps
 
     with Steps() as step:
-        scenes = pipeline.run(options, step)
-    numbers = {scene.name: {**scene.numbers, "report": str(scene.report)} for scene in scenes}
-    reports = [f"{one.name}, {pipeline.SCENES[one.name]}: {one.report}" for one in scenes]
+        scenarios = pipeline.run(options, step)
+    numbers = {one.name: {**one.numbers, "report": str(one.report)} for one in scenarios}
+    reports = [f"{one.name}, {pipeline.SCENARIOS[one.name]}: {one.report}" for one in scenarios]
     title = f"{pipeline.DETECTOR} with its posterior and error model, on simulated LiDAR frames"
-    return Output(numbers, [title, _table(scenes), *reports])
+    return Output(numbers, [title, _table(scenarios), *reports])
 
 
-def _table(scenes: list[Scene]) -> Table:
-    """Return one column per scene: what was promised, and what happened."""
+def _table(scenarios: list[Scenario]) -> Table:
+    """Return one column per scenario: what was promised, and what happened."""
     from rich.table import Table
 
     from boxcov.pipeline.demo import HIGH, LOW, WIDTHS
     from boxcov.report.verdict import display_unit
 
-    table = Table("", *(scene.name for scene in scenes))
-    all_numbers = [scene.numbers for scene in scenes]
+    table = Table("", *(scenario.name for scenario in scenarios))
+    all_numbers = [scenario.numbers for scenario in scenarios]
 
     def add(label: str, cells: list[str], end_section: bool = False) -> None:
         table.add_row(label, *cells, end_section=end_section)

@@ -20,9 +20,9 @@ def evaluate(options: EvaluateCommand) -> Output | None:
     Prints the metrics of each file next to baselines and the chance level.
     """
     from boxcov.pipeline.evaluate import run
-    from boxcov.pipeline.progress import Progress
+    from boxcov.pipeline.progress import ProgressBar
 
-    with Progress("reading frames") as progress:
+    with ProgressBar("reading frames") as progress:
         result = run(options, progress)
     if result is None:  # another rank prints
         return None

@@ -25,10 +25,10 @@ def fit(options: FitCommand) -> Output | None:
 
     from boxcov._torch.distributed import is_main_process
     from boxcov.pipeline.fit import run, summarize
-    from boxcov.pipeline.progress import Progress
+    from boxcov.pipeline.progress import ProgressBar
 
     began = perf_counter()
-    with Progress("fitting", "frames" if options.batch == 1 else "batches") as progress:
+    with ProgressBar("fitting", "frames" if options.batch == 1 else "batches") as progress:
         posterior = run(options, progress)
     if not is_main_process():
         return None

@@ -16,9 +16,9 @@ def predict(options: PredictCommand) -> Output | None:
     need a posterior of `boxcov calibrate`.
     """
     from boxcov.pipeline.predict import run
-    from boxcov.pipeline.progress import Progress
+    from boxcov.pipeline.progress import ProgressBar
 
-    with Progress("predicting") as progress, Progress("drawing") as drawing:
+    with ProgressBar("predicting") as progress, ProgressBar("drawing") as drawing:
         report = run(options, progress, drawing=drawing)
     if not report:  # another rank prints
         return None

@@ -13,10 +13,10 @@ def rank(options: RankCommand) -> Output:
     training data, and disagreement to find wrong labels in labelled frames. risk and disagreement
     need a posterior of `boxcov calibrate`.
     """
-    from boxcov.pipeline.progress import Progress
+    from boxcov.pipeline.progress import ProgressBar
     from boxcov.pipeline.rank import run
 
-    with Progress("predicting") as progress:
+    with ProgressBar("predicting") as progress:
         report = run(options, progress)
     lines = [
         f"{row['value']:10.3g}  {row['frame']}: {row['boxes']} boxes, first {row['first']}"

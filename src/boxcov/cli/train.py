@@ -11,10 +11,10 @@ from boxcov.pipeline.options import TrainCommand
 
 def train(options: TrainCommand) -> Output:
     """Train a CenterPoint, print its average precision on test frames, and write its weights."""
-    from boxcov.pipeline.progress import Progress
+    from boxcov.pipeline.progress import ProgressBar
     from boxcov.pipeline.train import run
 
-    with Progress("loading frames") as loading, Progress("training", "steps") as bar:
+    with ProgressBar("loading frames") as loading, ProgressBar("training", "steps") as bar:
 
         def training(done: int, total: int, loss: float) -> None:
             bar(done, total, f"loss {loss:.3f}")

@@ -21,7 +21,7 @@ SILENT_SECONDS = 2.0  # shorter work shows nothing
 LOG_SECONDS = 5.0  # between two lines of a log
 
 
-class Progress(AbstractContextManager["Progress"]):
+class ProgressBar(AbstractContextManager["ProgressBar"]):
     """A context manager to be called with the number of items done, and the total if known.
 
     It prints the rate and the remaining time to stderr. Under torchrun only rank 0 prints.
@@ -110,14 +110,14 @@ class Steps(AbstractContextManager["Steps"]):
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = stream
-        self.current: Progress | None = None
+        self.current: ProgressBar | None = None
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def __call__(self, what: str, unit: str = "frames") -> Progress:
+    def __call__(self, what: str, unit: str = "frames") -> ProgressBar:
         self.close()
-        self.current = Progress(what, unit, self.stream)
+        self.current = ProgressBar(what, unit, self.stream)
         return self.current
 
     def named(self, what: str, done: int, total: int) -> None:

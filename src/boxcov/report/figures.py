@@ -66,12 +66,19 @@ def plot_reliability(records: Records | Mapping[str, Records], axes: Any = None)
 
 
 def plot_coverage(records: Records | Mapping[str, Records], axes: Any = None) -> Any:
-    """Draw the share of the errors inside the regions over their level, see above."""
+    """Draw the share of the errors inside the regions over their level; return the axes.
+
+    Regions are those of the error model, else the ellipsoids of the covariance. The arguments are
+    those of ``plot_reliability``.
+    """
     return _plot(coverage_charts(_study(records)), "regions or covariance", axes)
 
 
 def plot_risk(records: Records | Mapping[str, Records], axes: Any = None) -> Any:
-    """Draw the share of bad boxes among those kept, lowest risk first; see above."""
+    """Draw the share of bad boxes among those kept, lowest risk first; return the axes.
+
+    The arguments are those of ``plot_reliability``.
+    """
     return _plot(gate_charts(_study(records)), "risk", axes)
 
 

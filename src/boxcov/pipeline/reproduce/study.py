@@ -14,7 +14,7 @@ from boxcov.pipeline.reproduce.analysis import (
 from boxcov.pipeline.reproduce.comparison import paper_tables
 from boxcov.pipeline.reproduce.plan import TEST, Run, Setting
 from boxcov.pipeline.reproduce.result_table import Table
-from boxcov.pipeline.reproduce.workspace import Progress, Workspace
+from boxcov.pipeline.reproduce.workspace import StepProgress, Workspace
 from boxcov.report.figures import write_figures
 from boxcov.report.page import write
 from boxcov.report.study import Method, Study, scenes_of
@@ -23,7 +23,7 @@ from boxcov.version import __version__
 SCENES = 8  # frames to show in the report
 
 
-def run(options: ReproduceCommand, progress: Progress | None = None) -> list[Table]:
+def run(options: ReproduceCommand, progress: StepProgress | None = None) -> list[Table]:
     """Write runs, tables, figures and the report to a folder; return the tables."""
     with hold_folder(options.out) as folder:
         return reproduce(Workspace(folder, Setting.from_options(options), progress))

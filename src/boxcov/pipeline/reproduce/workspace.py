@@ -32,14 +32,16 @@ from boxcov.predict.glm import GLM
 from boxcov.predict.mcglm import MCGLM
 from boxcov.version import __version__
 
-Progress = Callable[[str, int, int], None]  # name of the step, done, total
+StepProgress = Callable[[str, int, int], None]  # name of the step, done, total
 FOLDERS = ("posteriors", "predictions", "truth", "tables", "figures")
 
 
 class Workspace:
     """Reads the files of a reproduction; missing ones are computed and written first."""
 
-    def __init__(self, folder: Path, setting: Setting, progress: Progress | None = None) -> None:
+    def __init__(
+        self, folder: Path, setting: Setting, progress: StepProgress | None = None
+    ) -> None:
         self.folder, self.setting = folder, setting
         self.progress = progress or (lambda what, done, total: None)
         self._frames: dict[str, Sequence[Any]] = {}
