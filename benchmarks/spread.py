@@ -25,7 +25,6 @@ def rank(words: argparse.Namespace) -> None:
     from boxcov._torch.distributed import join_process_group
     from boxcov.data import loaded, simulated
     from boxcov.detectors import centerpoint
-    from boxcov.pipeline.detectors import centerpoint_config
 
     with (
         join_process_group(words.device) as (ranks, device),
@@ -34,7 +33,7 @@ def rank(words: argparse.Namespace) -> None:
         detector = (
             centerpoint.load("small")
             if words.config == "small"
-            else centerpoint.CenterPoint(centerpoint_config(words.config))
+            else centerpoint.CenterPoint(getattr(centerpoint.Config, words.config)())
         )
         detector = detector.eval().to(device)
         data = simulated.frames(count=words.frames, sweeps=words.sweeps, device=device)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from boxcov.box_layout import IMAGE, PLANE, find_layout
 from boxcov.box_layout import columns as layout_columns
 from boxcov.detections import Detections
-from boxcov.outlines import DOUBTFUL, ON_DARK, grown_boxes, risk_colors, side_bands
+from boxcov.outlines import DOUBTFUL, corners, grown_boxes, risk_colors, side_bands
 from boxcov.plain_text import short_name
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
 
 Array = NDArray[Any]
-LOW, _, HIGH = ON_DARK
 UNCALIBRATED = (220, 220, 225)
 BACKGROUND, POINTS, SHADOW = (19, 21, 23), (118, 128, 142), (0, 0, 0)
 LEVEL = 0.9  # of the regions
@@ -112,11 +111,9 @@ def _upright(boxes: Array) -> Array:
 
 def _outlines(boxes: Array) -> Array:
     """Return the outlines (m, 6, 2) of boxes x y w l yaw, with the line from the centre ahead."""
-    x, y, w, length, yaw = (boxes[:, i, None] for i in range(5))
-    along = length / 2 * np.array([0, 1, 1, -1, -1, 1])
-    across = w / 2 * np.array([0, 0, 1, 1, -1, -1])
-    cos, sin = np.cos(yaw), np.sin(yaw)
-    return np.stack([x + along * cos - across * sin, y + along * sin + across * cos], 2)
+    sides = corners(boxes)
+    front = sides[:, :2].mean(1, keepdims=True)
+    return np.concatenate([boxes[:, None, :2], front, sides[:, :4]], 1)
 
 
 def _to_pixels(places: Array, reach: float) -> Array:

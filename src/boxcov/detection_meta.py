@@ -25,7 +25,6 @@ _SCHEMA: dict[str, Any] = {
     "frames": int,
     "block": int,
     "milliseconds": list[float],
-    "ms": list[float],
     # what the numbers mean
     "signals": list[str],
     # "error_model" is checked by Detections, against the numbers that it describes

@@ -21,7 +21,7 @@ def measured():
     config = pillar_config()
     detector, data = detector_of(config), frames(config)
     options = BenchCommand(samples=(3,))
-    found = benchmarking.method_entries(detector, boxcov.fit(detector, data), options, data[0][0])
+    found = benchmarking.methods_to_time(detector, boxcov.fit(detector, data), options, data[0][0])
     return (
         detector,
         found,
@@ -55,8 +55,8 @@ def test_a_calibrated_posterior_is_timed_with_its_error_model() -> None:
     options = BenchCommand(posterior=Path("small"), samples=(2,))
     (posterior,) = benchmarking.posteriors_to_time(detector, [], options)
     inputs = boxcov.data.simulated.frames(seed=3, count=1)[0][0]
-    entries = benchmarking.method_entries(detector, posterior, options, inputs)
-    assert [entry.method for entry in entries[:3]] == ["plain", "exact", "exact and error model"]
+    entries = benchmarking.methods_to_time(detector, posterior, options, inputs)
+    assert [entry.name for entry in entries[:3]] == ["plain", "exact", "exact and error model"]
     _, exact, calibrated = (entry.call(inputs) for entry in entries[:3])
     assert exact.scale is None
     assert calibrated.scale is not None
@@ -79,8 +79,8 @@ def test_memory_is_counted_on_a_cpu(measured) -> None:
     assert all(row["peak_mib"] > 50 for row in rows)
     gc.collect()  # memory of earlier tests must not be freed during the measurement
     CDLL(None).malloc_trim(0)
-    greedy = benchmarking.Entry("greedy", None, lambda _: torch.ones(300, 2**18).sum())
-    entries = [benchmarking.Entry("plain", None, detector.detect), greedy]
+    greedy = benchmarking.TimedMethod("greedy", None, lambda _: torch.ones(300, 2**18).sum())
+    entries = [benchmarking.TimedMethod("plain", None, detector.detect), greedy]
     plain, found = benchmarking.measure(
         detector, entries, [frames(pillar_config())[0][0]], 2, "cpu"
     )
@@ -89,8 +89,8 @@ def test_memory_is_counted_on_a_cpu(measured) -> None:
 
 def test_a_method_that_cannot_run_says_why(measured) -> None:
     detector, _, _ = measured
-    plain = benchmarking.Entry("plain", None, detector.detect)
-    entries = [plain, benchmarking.Entry("exact, fused", None, None, "needs a GPU")]
+    plain = benchmarking.TimedMethod("plain", None, detector.detect)
+    entries = [plain, benchmarking.TimedMethod("exact, fused", None, None, "needs a GPU")]
     rows = benchmarking.measure(detector, entries, [frames(pillar_config())[0][0]], 1, "cpu")
     assert rows[1]["ms"] is rows[1]["ratio"] is None
     assert "needs a GPU" in benchmarking.format_table(rows)
@@ -118,7 +118,7 @@ def test_the_papers_mcglm_is_its_finite_difference(measured) -> None:
     """Full passes along the same directions give the covariance of ``derivative="fd"``."""
     detector, found, _ = measured
     data = frames(pillar_config())
-    published = next(entry for entry in found if entry.method == "mcglm as published")
+    published = next(entry for entry in found if entry.name == "mcglm as published")
     posterior = boxcov.fit(detector, data)
     ours = boxcov.MCGLM(detector, posterior, samples=3, seed=0, derivative="jvp")(
         data[0][0]

@@ -14,7 +14,7 @@ from boxcov.data.poses import BOX_FIELDS
 from boxcov.evaluate.ground_truth import GroundTruth, match_detections
 from boxcov.evaluate.quality import auroc
 from boxcov.evaluate.summary import summarise
-from boxcov.pipeline.evaluate import build_study
+from boxcov.pipeline.evaluate import run
 from boxcov.pipeline.frames import load_frames
 from boxcov.pipeline.options import DataOptions, EvaluateCommand
 from boxcov.posterior.file import SHIPPED
@@ -29,7 +29,7 @@ def matched(found: Detections, frames):
 
 
 def study_of(paths, **options):
-    return build_study(EvaluateCommand(predictions=tuple(paths), **options))
+    return run(EvaluateCommand(predictions=tuple(paths), replicates=2, **options)).study
 
 
 def noisy(frames, noise: float = 0.4, seed: int = 0) -> Detections:

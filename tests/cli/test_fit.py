@@ -15,10 +15,9 @@ from boxcov.detectors.tiny import TinyCenter
 from boxcov.kfac.fit import NonFinite
 from boxcov.pipeline import fit as fitting
 from boxcov.pipeline.detectors import load_detector
-from boxcov.pipeline.options import EstimatorOptions, FitCommand
-from boxcov.pipeline.progress import Progress
+from boxcov.pipeline.options import FitCommand
+from boxcov.pipeline.progress import ProgressBar
 from boxcov.posterior.posterior import FisherKind, Form, Locations
-from boxcov.predict.mcglm import Derivative
 from helpers.command_line import boxcov, small_network
 
 
@@ -153,7 +152,7 @@ def test_interrupted_fit_resumes(tmp_path, monkeypatch) -> None:
     assert boxcov(*words).code == 0
     whole = out.read_bytes()
     out.unlink()
-    show = Progress.__call__
+    show = ProgressBar.__call__
 
     def stop(number: int) -> None:
         def called(self, done: int, total: int | None = None, note: str = "") -> None:
@@ -161,7 +160,7 @@ def test_interrupted_fit_resumes(tmp_path, monkeypatch) -> None:
                 signal.raise_signal(number)
             show(self, done, total, note)
 
-        monkeypatch.setattr(Progress, "__call__", called)
+        monkeypatch.setattr(ProgressBar, "__call__", called)
 
     stop(signal.SIGINT)
     done = boxcov(*words)
@@ -219,9 +218,8 @@ def test_a_posterior_that_is_almost_the_prior_is_named(n_data: float, few: bool)
 
 
 def test_choices_equal_those_of_the_library() -> None:
-    fit, estimator = get_type_hints(FitCommand), get_type_hints(EstimatorOptions)
+    fit = get_type_hints(FitCommand)
     assert fit["fisher"] == FisherKind
     assert fit["nonfinite"] == NonFinite
     assert fit["form"] == Form
     assert fit["locations"] == Locations
-    assert estimator["derivative"] == Derivative | None

@@ -10,10 +10,10 @@ import torch
 from boxcov import BoxcovError
 from boxcov.detectors import centerpoint
 from boxcov.pipeline import train as training
-from boxcov.pipeline.detectors import centerpoint_config
 from boxcov.pipeline.frames import load_frames, preload_frames
 from boxcov.pipeline.kitti_axes import frame_to_nuscenes
 from boxcov.pipeline.options import DataOptions, TrainCommand
+from helpers.command_line import boxcov
 
 
 def test_training_writes_weights_and_report(tmp_path) -> None:
@@ -71,8 +71,8 @@ def test_unknown_data_and_configurations() -> None:
     assert len(load_frames(DataOptions("simulated:fog", count=2))) == 2
     with pytest.raises(BoxcovError, match="no data 'carla:town'"):
         load_frames(DataOptions("carla:town"))
-    with pytest.raises(BoxcovError, match="no configuration 'tiny'"):
-        centerpoint_config("tiny")
+    done = boxcov("train --config pilar --out x.safetensors")
+    assert (done.code, "did you mean 'pillar'?" in done.err) == (2, True), done.err
     with pytest.raises(BoxcovError, match=r"split 'train\[a\]'"):
         load_frames(DataOptions("nuscenes:x", split="train[a]"))
 

@@ -18,11 +18,11 @@ from helpers.command_line import boxcov
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory) -> Path:
-    """The folder of a demo of two scenes; a part of an interrupted one lies there."""
+    """The folder of a demo of two scenarios; a part of an interrupted one lies there."""
     folder = tmp_path_factory.mktemp("demo") / "out"
     (folder / "clear" / "exact.safetensors.parts").mkdir(parents=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demo, "SCENES", {"clear": "plain", "unseen": "shifted"})
+        patch.setattr(demo, "SCENARIOS", {"clear": "plain", "unseen": "shifted"})
         patch.setattr(demo, "run", partial(demo.run, size=demo.Size(2, 2, 3)))
         done = boxcov("demo", "--out", folder)
     assert done.code == 0, done.err
@@ -41,7 +41,8 @@ def test_numbers_match_the_predictions(out: Path) -> None:
     assert list(numbers) == ["clear", "unseen"]
     for name, own in numbers.items():
         files = (out / name / "exact.safetensors",)
-        records = evaluate.build_study(EvaluateCommand(predictions=files)).methods[0].records
+        command = EvaluateCommand(predictions=files, replicates=2)
+        records = evaluate.run(command).study.methods[0].records
         bad = records.iou < 0.4
         assert own["boxes"] == len(records)
         assert own["risk"] == pytest.approx(float(records.risk.mean()))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import io
 
-from boxcov.pipeline.progress import Progress
+from boxcov.pipeline.progress import ProgressBar
 
 
 class Terminal(io.StringIO):
@@ -12,7 +12,7 @@ class Terminal(io.StringIO):
 
 def printed(ticks: list[float], done: list[int], total: int | None, stream: io.StringIO) -> str:
     clock = iter(ticks)
-    with Progress("working", stream=stream, clock=lambda: next(clock)) as progress:
+    with ProgressBar("working", stream=stream, clock=lambda: next(clock)) as progress:
         for number in done:
             progress(number, total, "loss 0.5")
     return stream.getvalue()

@@ -23,10 +23,10 @@ from boxcov.pipeline.reproduce import workspace as workspace_module
 from boxcov.pipeline.reproduce.analysis import noisy_trace
 from boxcov.pipeline.reproduce.comparison import quality
 from boxcov.pipeline.reproduce.metrics import measure
-from boxcov.pipeline.reproduce.plan import FORMS, Run, Setting, paper_mcglm, planned_runs
+from boxcov.pipeline.reproduce.plan import FORMS, Run, Setting, paper_mcglm
 from boxcov.pipeline.reproduce.result_table import Table
 from boxcov.pipeline.reproduce.study import reproduce
-from boxcov.pipeline.reproduce.workspace import Progress, Workspace, part_of, restrict_posterior
+from boxcov.pipeline.reproduce.workspace import StepProgress, Workspace, part_of, restrict_posterior
 
 SETTING = Setting(
     out=Path("reproduction"),
@@ -85,8 +85,8 @@ def folder(tmp_path_factory, tiny) -> Path:
         out = tmp_path_factory.mktemp("reproduction")
         _cut_off_after(out, 9)
         before = {path: path.stat().st_mtime_ns for path in (out / "predictions").iterdir()}
-        assert 0 < len(before) < len(planned_runs(SETTING))
         _quietly(out)
+        assert 0 < len(before) < len(list((out / "predictions").iterdir()))
         assert all(path.stat().st_mtime_ns == when for path, when in before.items()), "made twice"
         return out
 
@@ -106,7 +106,7 @@ def _cut_off_after(out: Path, count: int) -> None:
         _quietly(out, progress)
 
 
-def _quietly(out: Path, progress: Progress | None = None) -> None:
+def _quietly(out: Path, progress: StepProgress | None = None) -> None:
     """Without the warnings about the paper's finite differences."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BoxcovWarning)
@@ -118,8 +118,7 @@ def test_finished_runs_are_not_repeated(tmp_path) -> None:
     made = []
     for _ in range(2):
         workspace = Workspace(tmp_path, SETTING, lambda what, done, total: made.append(what))
-        if not workspace.is_done(Run("mci")):
-            workspace.execute(Run("mci"))
+        workspace.detections(Run("mci"))
     assert made == ["mci-k10-test"] * SETTING.test_count
 
 

@@ -14,7 +14,7 @@ from boxcov import Detections
 from boxcov.cli.evaluate import difference_table, quality_table
 from boxcov.evaluate.method_table import COLUMNS
 from boxcov.export.tables import write_csv
-from boxcov.pipeline.progress import Progress
+from boxcov.pipeline.progress import ProgressBar
 from boxcov.pipeline.terminal import say, say_json, say_table
 from boxcov.plain_text import printable
 from helpers.command_line import boxcov
@@ -61,7 +61,7 @@ class Terminal(io.StringIO):
 def test_progress_shows_names_as_they_are(kind) -> None:
     ticks = iter([0.0, 9.0, 20.0, 30.0])
     stream = kind()
-    with Progress(f"fit [red]{HOSTILE}", stream=stream, clock=lambda: next(ticks)) as progress:
+    with ProgressBar(f"fit [red]{HOSTILE}", stream=stream, clock=lambda: next(ticks)) as progress:
         progress(1, 9, note="[/x]")
     text = stream.getvalue()
     assert "\x1b]0;" not in text

@@ -215,14 +215,14 @@ def depths(subject: Subject) -> tuple[DepthCost, ...]:
     return tuple(found)
 
 
-def milliseconds_per_pass(subject: Subject, times: int = 3) -> float | None:
-    """Median milliseconds of one plain pass."""
+def milliseconds_per_pass(subject: Subject) -> float | None:
+    """Median milliseconds of three plain passes."""
     if subject.raw is None:
         return None
     detector, inputs = subject.shadow(), fresh(subject.inputs)
     taken = []
     with torch.no_grad():
-        for _ in range(times):
+        for _ in range(3):
             began = seconds(subject.device)
             detector(inputs)
             taken.append(1e3 * (seconds(subject.device) - began))

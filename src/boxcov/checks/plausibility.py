@@ -212,8 +212,8 @@ def _usual_sizes(labels: Tensor, classes: Sequence[str]) -> Tensor:
     return table.to(labels.device)[labels]
 
 
-def _holds_points(boxes: Tensor, cloud: Tensor, margin: float = 0.2) -> Tensor:
-    """Return which boxes (m, 7 or more) hold a point of the newest sweep."""
+def _holds_points(boxes: Tensor, cloud: Tensor) -> Tensor:
+    """Return which boxes (m, 7 or more), larger by 0.2 m per side, hold a new point."""
     newest = cloud[cloud[:, 4] <= cloud[:, 4].min() + 0.01] if len(cloud) else cloud
-    larger = boxes[:, :7] + 2 * margin * boxes.new_tensor([0, 0, 0, 1, 1, 1, 0])
+    larger = boxes[:, :7] + 0.4 * boxes.new_tensor([0, 0, 0, 1, 1, 1, 0])
     return count_points(newest, larger) > 0

@@ -73,7 +73,7 @@ class Subject:
         """Run the network once more, the first time that this is called; restore its state."""
         self.needed_raw()
         if self.second is None:
-            before, inputs = State(self.original), fresh(self.inputs)
+            before, inputs = Snapshot(self.original), fresh(self.inputs)
             with torch.no_grad():
                 raw = self.shadow()(inputs)
             self.second = Pass(raw, inputs, before.changed())
@@ -174,7 +174,7 @@ def nearest(found: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
     return distance, row
 
 
-class State:
+class Snapshot:
     """A snapshot of a detector's parameters and buffers, to compare with and to restore."""
 
     def __init__(self, detector: nn.Module) -> None:
@@ -190,32 +190,24 @@ class State:
     def changed(self) -> list[str]:
         """Names of the tensors that have changed."""
         names = {id(module): name for name, module in self.modules.items()}
-        found = []
-        for module, kind, name, tensor, copy in self.tensors:
-            now = getattr(module, kind).get(name)
-            same = now is tensor and (
-                tensor is None or copy is None or torch.equal(bits(tensor), bits(copy))
-            )
-            if not same:
-                found.append(f"{names[id(module)]}.{name}".lstrip("."))
-        return found
+        return [
+            f"{names[id(module)]}.{name}".lstrip(".")
+            for module, kind, name, tensor, copy in self.tensors
+            if getattr(module, kind).get(name) is not tensor or not same_bits(tensor, copy)
+        ]
 
     def restore(self) -> None:
         """Restore the snapshot; unchanged tensors are not written to."""
         for module, kind, name, tensor, copy in self.tensors:
             getattr(module, kind)[name] = tensor
-            if (
-                tensor is not None
-                and copy is not None
-                and not torch.equal(bits(tensor), bits(copy))
-            ):
+            if not same_bits(tensor, copy):
                 tensor.data.copy_(copy)
 
 
 @contextmanager
 def keep_state(detector: nn.Module) -> Iterator[None]:
     """Restore weights, buffers, modes and random state at the end of the block."""
-    state, modes = State(detector), {module: module.training for module in detector.modules()}
+    state, modes = Snapshot(detector), {module: module.training for module in detector.modules()}
     devices = {
         tensor.device for tensor in (*detector.parameters(), *detector.buffers()) if tensor.is_cuda
     }

@@ -6,7 +6,6 @@ import errno
 import signal
 import sys
 import warnings
-from collections.abc import Callable
 from inspect import getdoc
 from types import FrameType
 from typing import Annotated, TextIO
@@ -21,7 +20,7 @@ except ImportError:
 from boxcov.cli.bench import bench
 from boxcov.cli.calibrate import calibrate
 from boxcov.cli.check import check
-from boxcov.cli.command import PanelCommand, PanelGroup, typer_command
+from boxcov.cli.command import Command, PanelCommand, PanelGroup, typer_command
 from boxcov.cli.convert import convert
 from boxcov.cli.demo import demo
 from boxcov.cli.evaluate import evaluate
@@ -37,37 +36,44 @@ from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.pipeline.terminal import output_error, say
 from boxcov.version import __version__
 
-EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
-    demo: ("--out demo",),
-    predict: (
-        "--data simulated:rain --count 20 --out rain.safetensors",
-        "--data simulated:clear --count 10 --out clear.safetensors --show clear.gif",
-        "--source photos --detector yolox:s.pth --posterior s.safetensors --out b.safetensors",
-    ),
-    evaluate: ("rain.safetensors --out report.html", "exact.safetensors nms.safetensors"),
-    rank: (
-        "--by risk --data simulated:crowd --count 20 --out frames.csv",
-        "--by disagreement --data nuscenes:ROOT --out frames.csv --boxes labels.csv",
-    ),
-    convert: ("rain.safetensors --format csv --out rain.csv",),
-    check: ("--detector centerpoint:small --data simulated:clear",),
-    fit: ("--detector centerpoint:small --data simulated:clear --count 64 --out p.safetensors",),
-    calibrate: ("--posterior p.safetensors --data simulated:clear --count 40 --out c.safetensors",),
-    stream: (
-        "--source sweeps/LIDAR_TOP > boxes.jsonl",
-        "--source drive.mp4 --detector yolox:s.pth --posterior s.safetensors --show boxes.mp4",
-    ),
-    monitor: ("boxes.jsonl --usual usual.jsonl --false-alarm-rate 0.01",),
-    export: ("--detector centerpoint:small --posterior c.safetensors --out centerpoint.onnx",),
-    train: ("--config small --data simulated:clear --device cuda --out small.safetensors",),
-    bench: ("--boxes 10 --boxes 100 --samples 10",),
-    reproduce: ("--quick --out reproduction",),
-}  # every command, with the arguments of examples
-PANELS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Use": (demo, predict, evaluate, rank, convert),
-    "Prepare a detector of your own": (check, fit, calibrate),
-    "Deploy": (stream, monitor, export),
-    "Research": (train, bench, reproduce),
+# by the panels of the help: every command, with the arguments of examples
+COMMANDS: dict[str, dict[Command, tuple[str, ...]]] = {
+    "Use": {
+        demo: ("--out demo",),
+        predict: (
+            "--data simulated:rain --count 20 --out rain.safetensors",
+            "--data simulated:clear --count 10 --out clear.safetensors --show clear.gif",
+            "--source photos --detector yolox:s.pth --posterior s.safetensors --out b.safetensors",
+        ),
+        evaluate: ("rain.safetensors --out report.html", "exact.safetensors nms.safetensors"),
+        rank: (
+            "--by risk --data simulated:crowd --count 20 --out frames.csv",
+            "--by disagreement --data nuscenes:ROOT --out frames.csv --boxes labels.csv",
+        ),
+        convert: ("rain.safetensors --format csv --out rain.csv",),
+    },
+    "Prepare a detector of your own": {
+        check: ("--detector centerpoint:small --data simulated:clear",),
+        fit: (
+            "--detector centerpoint:small --data simulated:clear --count 64 --out p.safetensors",
+        ),
+        calibrate: (
+            "--posterior p.safetensors --data simulated:clear --count 40 --out c.safetensors",
+        ),
+    },
+    "Deploy": {
+        stream: (
+            "--source sweeps/LIDAR_TOP > boxes.jsonl",
+            "--source drive.mp4 --detector yolox:s.pth --posterior s.safetensors --show boxes.mp4",
+        ),
+        monitor: ("boxes.jsonl --usual usual.jsonl --false-alarm-rate 0.01",),
+        export: ("--detector centerpoint:small --posterior c.safetensors --out centerpoint.onnx",),
+    },
+    "Research": {
+        train: ("--config small --data simulated:clear --device cuda --out small.safetensors",),
+        bench: ("--boxes 10 --boxes 100 --samples 10",),
+        reproduce: ("--quick --out reproduction",),
+    },
 }
 
 
@@ -82,15 +88,14 @@ def build_app() -> typer.Typer:
         epilog="Start with: boxcov demo",
     )
     app.callback()(_callback)
-    for command, examples in EXAMPLES.items():
-        text = "\n\n".join(f"Example: boxcov {command.__name__} {words}" for words in examples)
-        panel = next((name for name, members in PANELS.items() if command in members), None)
-        # a line break inside a paragraph would stay where it is in the source
-        about = "\n\n".join(
-            part.replace("\n", " ") for part in (getdoc(command) or "").split("\n\n")
-        )
-        register = app.command(cls=PanelCommand, help=about, epilog=text, rich_help_panel=panel)
-        register(typer_command(command))
+    for panel, commands in COMMANDS.items():
+        for command, examples in commands.items():
+            text = "\n\n".join(f"Example: boxcov {command.__name__} {words}" for words in examples)
+            # a line break inside a paragraph would stay where it is in the source
+            paragraphs = (getdoc(command) or "").split("\n\n")
+            about = "\n\n".join(part.replace("\n", " ") for part in paragraphs)
+            register = app.command(cls=PanelCommand, help=about, epilog=text, rich_help_panel=panel)
+            register(typer_command(command))
     return app
 
 

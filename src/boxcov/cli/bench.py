@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from boxcov.cli.command import AsJson
+from boxcov.cli.command import Output
 from boxcov.pipeline.options import BenchCommand
-from boxcov.pipeline.terminal import say, say_json
+from boxcov.pipeline.terminal import say
 
 
-def bench(options: BenchCommand, as_json: AsJson = False) -> None:
+def bench(options: BenchCommand) -> Output:
     """Time every method on the same frames, relative to the plain detector.
 
     Methods: the exact covariance, MC-GLM and GLM as in the paper, and MC dropout.
@@ -17,10 +17,10 @@ def bench(options: BenchCommand, as_json: AsJson = False) -> None:
     import torch
 
     from boxcov.pipeline.bench import format_table, run
-    from boxcov.pipeline.progress import Progress
+    from boxcov.pipeline.progress import ProgressBar
 
     if options.device == "cpu" and not torch.cuda.is_available():
         say("no GPU on this machine: measuring on the CPU", file=sys.stderr)
-    with Progress("measuring", "settings") as progress:
+    with ProgressBar("measuring", "settings") as progress:
         rows = run(options, progress)
-    say_json(rows) if as_json else say(format_table(rows))
+    return Output(rows, [format_table(rows)])

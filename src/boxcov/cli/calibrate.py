@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from boxcov.cli.command import AsJson
+from boxcov.cli.command import Output
 from boxcov.pipeline.options import CalibrateCommand
-from boxcov.pipeline.terminal import say, say_json, say_table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
-def calibrate(options: CalibrateCommand, as_json: AsJson = False) -> None:
+def calibrate(options: CalibrateCommand) -> Output:
     """Fit the error model of a method on labelled frames, and report its quality on other frames.
 
     The frames must not be training frames of the detector. The report is about a fit on the first
@@ -23,12 +22,9 @@ def calibrate(options: CalibrateCommand, as_json: AsJson = False) -> None:
 
     with Steps() as steps:
         report = run(options, steps)
-    if as_json:
-        say_json(report)
-        return
-    say_table(_table(report))
     verdict = _verdict(report, options.source.more_frames)
-    say(f"{_regions(report)}\n{verdict}\nwritten to {report['out']}")
+    lines = f"{_regions(report)}\n{verdict}\nwritten to {report['out']}"
+    return Output(report, [_table(report), lines])
 
 
 def _table(report: dict[str, Any]) -> Table:

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-
-import typer
-
-from boxcov.cli.command import AsJson
+from boxcov.cli.command import Output
 from boxcov.pipeline.options import CheckCommand
-from boxcov.pipeline.terminal import say
 
 
-def check(options: CheckCommand, as_json: AsJson = False) -> None:
+def check(options: CheckCommand) -> Output:
     """Check a detector before a posterior is fitted, on the first two frames of a split.
 
     The exit code is 1 if a check fails.
     """
     from boxcov.pipeline.check import run
-    from boxcov.pipeline.progress import Progress
+    from boxcov.pipeline.progress import ProgressBar
 
-    with Progress("checking", "checks") as progress:
+    with ProgressBar("checking", "checks") as progress:
         report = run(options, progress)
-    say(report.to_json() if as_json else report)
-    if not report.ok:
-        say(f"boxcov: {len(report.failed)} checks failed", file=sys.stderr)
-        raise typer.Exit(1)
+    failure = "" if report.ok else f"{len(report.failed)} checks failed"
+    return Output(report.to_dict(), [str(report)], failure)

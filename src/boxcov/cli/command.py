@@ -1,28 +1,59 @@
-"""Build a typer command from a function that takes a dataclass of options."""
+"""Build a typer command from a function that takes a dataclass of options, and print its output."""
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
 from signal import SIGTERM
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from boxcov.errors import did_you_mean
 from boxcov.pipeline.options.option import INPUT, METHOD, OUTPUT, Help, Interval
-from boxcov.pipeline.terminal import say
+from boxcov.pipeline.terminal import say, say_json, say_table
 
-AsJson = Annotated[
-    bool,
-    typer.Option("--json", help="Print JSON and nothing else.", metavar="", rich_help_panel=OUTPUT),
-]
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Command = Callable[[Any], "Output | None"]
+JSON = inspect.Parameter(
+    "as_json",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=False,
+    annotation=Annotated[
+        bool,
+        typer.Option(
+            "--json", help="Print JSON and nothing else.", metavar="", rich_help_panel=OUTPUT
+        ),
+    ],
+)
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a command prints at its end."""
+
+    value: Any  # with --json
+    parts: Sequence[str | Table]  # without
+    failure: str = ""  # a line on stderr, for an exit code of 1
+
+    def show(self, as_json: bool) -> None:
+        if as_json:
+            say_json(self.value)
+        else:
+            for part in self.parts:
+                say(part) if isinstance(part, str) else say_table(part)
+        if self.failure:
+            say(f"boxcov: {self.failure}", sys.stderr)
+            raise typer.Exit(1)
 
 
 class PanelCommand(TyperCommand):
@@ -75,48 +106,41 @@ def _write_panels(formatter: Any, rows: Iterable[tuple[Any, tuple[str, str] | No
             formatter.write_dl(members)
 
 
-def typer_command(function: Callable[..., None]) -> Callable[..., None]:
-    """Return ``function`` with every dataclass parameter replaced by one option per field.
+def typer_command(function: Command) -> Callable[..., None]:
+    """Return ``function``, which takes a dataclass, with one option per field of it.
 
-    Nested dataclasses are flattened. Other parameters stay as they are. The help text shows the
-    options in the order of the panels: input, method, output.
+    Nested dataclasses are flattened. A function that returns an Output has the option --json, too.
+    The help text shows the options in the order of the panels: input, method, output.
     """
-    hints = get_type_hints(function, include_extras=True)
-    parameters: list[inspect.Parameter] = []
-    for parameter in inspect.signature(function).parameters.values():
-        hint = hints[parameter.name]
-        if is_dataclass(hint):
-            parameters += _flatten(hint)
-        else:
-            keyword = inspect.Parameter.KEYWORD_ONLY
-            parameters.append(parameter.replace(annotation=hint, kind=keyword))
+    hints = get_type_hints(function)
+    kind = hints["options"]
+    parameters = [*_flatten(kind), *([] if hints["return"] is NoneType else [JSON])]
 
     @wraps(function)
-    def command(**values: Any) -> None:
-        names = inspect.signature(function).parameters
-        arguments = {name: _value(name, hints[name], values) for name in names}
+    def command(as_json: bool = False, **values: Any) -> None:
+        options = _value("options", kind, values)
         try:
-            function(**arguments)
+            output = function(options)
         except (KeyboardInterrupt, SystemExit) as stop:
             if isinstance(stop, KeyboardInterrupt) or stop.code == 128 + SIGTERM:
-                can_resume = any(hasattr(options, "resume") for options in arguments.values())
+                can_resume = hasattr(options, "resume")
                 advice = "; the same command with --resume continues" if can_resume else ""
                 say(f"boxcov: interrupted{advice}", sys.stderr)
             raise
+        if output is not None:
+            output.show(as_json)
 
-    panels = ["", INPUT, METHOD, OUTPUT]
-    parameters.sort(key=lambda p: panels.index(_panel(p)))
+    panels = [INPUT, METHOD, OUTPUT]
+    parameters.sort(key=lambda p: panels.index(_info(p).rich_help_panel))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
-    infos = {p.name: getattr(p.annotation, "__metadata__", (None,))[0] for p in parameters}
-    command.parsers = {n: getattr(info, "parser", None) for n, info in infos.items()}  # type: ignore[attr-defined]
+    command.parsers = {p.name: _info(p).parser for p in parameters}  # type: ignore[attr-defined]
     return command
 
 
-def _panel(parameter: inspect.Parameter) -> str:
-    """Return the panel of an option; functions of tests have none."""
-    infos = getattr(parameter.annotation, "__metadata__", ())
-    return next((info.rich_help_panel or "" for info in infos), "")
+def _info(parameter: inspect.Parameter) -> Any:
+    """Return the ``typer.Option`` or ``typer.Argument`` of a parameter."""
+    return parameter.annotation.__metadata__[0]
 
 
 def _flatten(options: Any) -> Iterator[inspect.Parameter]:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
-from boxcov.cli.command import AsJson
+from boxcov.cli.command import Output
 from boxcov.pipeline.options import DemoCommand
-from boxcov.pipeline.terminal import say, say_json, say_table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from boxcov.pipeline.demo import Scene
+    from boxcov.pipeline.demo import Scenario
 
 
-def demo(options: DemoCommand, as_json: AsJson = False) -> None:
+def demo(options: DemoCommand) -> Output:
     """Show what the risk and the regions of boxes are worth, and write a report.
 
     No download, no GPU, no fit: the trained CenterPoint, its posterior and its error model are part
@@ -24,28 +22,23 @@ def demo(options: DemoCommand, as_json: AsJson = False) -> None:
     from boxcov.pipeline import demo as pipeline
     from boxcov.pipeline.progress import Steps
 
-    text = f"{pipeline.DETECTOR} with its posterior and error model, on simulated LiDAR frames"
-    say(text, sys.stderr if as_json else sys.stdout)
     with Steps() as step:
-        scenes = pipeline.run(options, step)
-    if as_json:
-        numbers = {scene.name: {**scene.numbers, "report": str(scene.report)} for scene in scenes}
-        say_json(numbers)
-        return
-    say_table(_table(scenes))
-    for scene in scenes:
-        say(f"{scene.name}, {pipeline.SCENES[scene.name]}: {scene.report}")
+        scenarios = pipeline.run(options, step)
+    numbers = {one.name: {**one.numbers, "report": str(one.report)} for one in scenarios}
+    reports = [f"{one.name}, {pipeline.SCENARIOS[one.name]}: {one.report}" for one in scenarios]
+    title = f"{pipeline.DETECTOR} with its posterior and error model, on simulated LiDAR frames"
+    return Output(numbers, [title, _table(scenarios), *reports])
 
 
-def _table(scenes: list[Scene]) -> Table:
-    """Return one column per scene: what was promised, and what happened."""
+def _table(scenarios: list[Scenario]) -> Table:
+    """Return one column per scenario: what was promised, and what happened."""
     from rich.table import Table
 
     from boxcov.pipeline.demo import HIGH, LOW, WIDTHS
     from boxcov.report.verdict import display_unit
 
-    table = Table("", *(scene.name for scene in scenes))
-    all_numbers = [scene.numbers for scene in scenes]
+    table = Table("", *(scenario.name for scenario in scenarios))
+    all_numbers = [scenario.numbers for scenario in scenarios]
 
     def add(label: str, cells: list[str], end_section: bool = False) -> None:
         table.add_row(label, *cells, end_section=end_section)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from boxcov.cli.command import AsJson
+from boxcov.cli.command import Output
 from boxcov.pipeline.options import EvaluateCommand
-from boxcov.pipeline.terminal import say, say_json, say_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -15,29 +14,27 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 
-def evaluate(options: EvaluateCommand, as_json: AsJson = False) -> None:
+def evaluate(options: EvaluateCommand) -> Output | None:
     """Compare predictions with the objects of their frames.
 
     Prints the metrics of each file next to baselines and the chance level.
     """
     from boxcov.pipeline.evaluate import run
-    from boxcov.pipeline.progress import Progress
+    from boxcov.pipeline.progress import ProgressBar
 
-    with Progress("reading frames") as progress:
+    with ProgressBar("reading frames") as progress:
         result = run(options, progress)
     if result is None:  # another rank prints
-        return
-    out = None if options.out is None else str(options.out)
-    if as_json:
-        say_json({"about": dict(result.study.about), "rows": result.rows, "out": out})
-        return
-    say_table(quality_table(result.rows))
-    if any(row["ENCE"] is not None for row in result.rows):
-        say_table(covariance_table(result.rows))
-    if any(row["kind"] == "difference" for row in result.rows):
-        say_table(difference_table(result.rows))
+        return None
+    rows, out = result.rows, None if options.out is None else str(options.out)
+    parts: list[str | Table] = [quality_table(rows)]
+    if any(row["ENCE"] is not None for row in rows):
+        parts.append(covariance_table(rows))
+    if any(row["kind"] == "difference" for row in rows):
+        parts.append(difference_table(rows))
     if out is not None:
-        say(f"report: {out}")
+        parts.append(f"report: {out}")
+    return Output({"about": dict(result.study.about), "rows": rows, "out": out}, parts)
 
 
 def quality_table(rows: Sequence[Row]) -> Table:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from boxcov.cli.command import AsJson
+from boxcov.cli.command import Output
 from boxcov.pipeline.options import ExportCommand
 from boxcov.pipeline.options.common import SHIPPED_NOTE
-from boxcov.pipeline.terminal import say, say_json
+from boxcov.pipeline.terminal import say
 
 
-def export(options: ExportCommand, as_json: AsJson = False) -> None:
+def export(options: ExportCommand) -> Output:
     """Write a detector with its covariances to ONNX, with fixed shapes.
 
     For a CenterPoint, the file contains everything after the encoder; for a YOLOX, everything. It
@@ -20,12 +20,8 @@ def export(options: ExportCommand, as_json: AsJson = False) -> None:
     from boxcov.pipeline.export import run
 
     report = run(options, lambda text: say(f"boxcov: {text}", file=sys.stderr))
-    if as_json:
-        say_json(report)
-        return
-    if options.posterior is None:
-        say(SHIPPED_NOTE)
-    say(_format(report))
+    note = [SHIPPED_NOTE] if options.posterior is None else []
+    return Output(report, [*note, _format(report)])
 
 
 def _format(report: dict[str, Any]) -> str:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from boxcov.cli.command import AsJson
+from boxcov.cli.command import Output
 from boxcov.pipeline.options import FitCommand
-from boxcov.pipeline.terminal import say, say_json
 
 _AUTO = """
   the frames set it where they determine at least half of a layer's weights; in other layers the
@@ -17,7 +16,7 @@ _AUTO = """
 _FEW_DETERMINED = 1e-3
 
 
-def fit(options: FitCommand, as_json: AsJson = False) -> None:
+def fit(options: FitCommand) -> Output | None:
     """Fit the posterior of a detector's weights to its training frames.
 
     Run once, offline: one pass over the frames, or two with --ekfac.
@@ -26,15 +25,15 @@ def fit(options: FitCommand, as_json: AsJson = False) -> None:
 
     from boxcov._torch.distributed import is_main_process
     from boxcov.pipeline.fit import run, summarize
-    from boxcov.pipeline.progress import Progress
+    from boxcov.pipeline.progress import ProgressBar
 
     began = perf_counter()
-    with Progress("fitting", "frames" if options.batch == 1 else "batches") as progress:
+    with ProgressBar("fitting", "frames" if options.batch == 1 else "batches") as progress:
         posterior = run(options, progress)
     if not is_main_process():
-        return
+        return None
     report = {"out": str(options.out), **summarize(posterior, (perf_counter() - began) / 60)}
-    say_json(report) if as_json else say(_format(report))
+    return Output(report, [_format(report)])
 
 
 def _format(report: dict[str, Any]) -> str:

@@ -4,38 +4,35 @@ from __future__ import annotations
 
 from typing import Any
 
-from boxcov.cli.command import AsJson
+from boxcov.cli.command import Output
 from boxcov.pipeline.options import PredictCommand
 from boxcov.pipeline.options.common import SHIPPED_NOTE
-from boxcov.pipeline.terminal import say, say_json
 
 
-def predict(options: PredictCommand, as_json: AsJson = False) -> None:
+def predict(options: PredictCommand) -> Output | None:
     """Run a detector over frames and write its boxes with covariances, risks and regions.
 
     By default the frames are simulated ones that the detector was not trained on. Risks and regions
     need a posterior of `boxcov calibrate`.
     """
     from boxcov.pipeline.predict import run
-    from boxcov.pipeline.progress import Progress
+    from boxcov.pipeline.progress import ProgressBar
 
-    with Progress("predicting") as progress, Progress("drawing") as drawing:
+    with ProgressBar("predicting") as progress, ProgressBar("drawing") as drawing:
         report = run(options, progress, drawing=drawing)
     if not report:  # another rank prints
-        return
-    if as_json:
-        say_json(report)
-        return
-    if options.estimator.posterior is None and "posterior" in report:
-        say(SHIPPED_NOTE)
+        return None
+    is_shipped = options.estimator.posterior is None and "posterior" in report
+    lines = [SHIPPED_NOTE] if is_shipped else []
     boxes, frames, milliseconds = report["boxes"], report["frames"], report["milliseconds"]
     pace = f"{frames} frames, {milliseconds:.0f} ms per frame (median)"
-    say(f"{boxes} boxes in {pace if frames > 1 else f'1 frame, {milliseconds:.0f} ms'}")
+    lines.append(f"{boxes} boxes in {pace if frames > 1 else f'1 frame, {milliseconds:.0f} ms'}")
     if boxes and report["risk"] is None:
-        say(f"uncertainty (trace): median {report['uncertainty']:.3g}")
+        lines.append(f"uncertainty (trace): median {report['uncertainty']:.3g}")
     if boxes:
-        say(_describe_risk(report))
-    say(f"written to {report['out']}" + (f", drawn in {options.show}" if options.show else ""))
+        lines.append(_describe_risk(report))
+    drawn = f", drawn in {options.show}" if options.show else ""
+    return Output(report, [*lines, f"written to {report['out']}{drawn}"])
 
 
 def _describe_risk(report: dict[str, Any]) -> str:

@@ -5,23 +5,22 @@ from __future__ import annotations
 from statistics import mean
 from typing import Any
 
-from boxcov.cli.command import AsJson
+from boxcov.cli.command import Output
 from boxcov.pipeline.options import TrainCommand
-from boxcov.pipeline.terminal import say, say_json
 
 
-def train(options: TrainCommand, as_json: AsJson = False) -> None:
+def train(options: TrainCommand) -> Output:
     """Train a CenterPoint, print its average precision on test frames, and write its weights."""
-    from boxcov.pipeline.progress import Progress
+    from boxcov.pipeline.progress import ProgressBar
     from boxcov.pipeline.train import run
 
-    with Progress("loading frames") as loading, Progress("training", "steps") as bar:
+    with ProgressBar("loading frames") as loading, ProgressBar("training", "steps") as bar:
 
         def training(done: int, total: int, loss: float) -> None:
             bar(done, total, f"loss {loss:.3f}")
 
         report = run(options, loading, training)
-    say_json(report) if as_json else say(_format(report["test"]))
+    return Output(report, [_format(report["test"])])
 
 
 def _format(tests: dict[str, Any]) -> str:

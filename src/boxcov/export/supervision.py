@@ -103,46 +103,26 @@ class RegionAnnotator:
         scene: bytes (h, w, 3), blue, green and red, as everywhere in supervision; or a Pillow
             image, which is copied.
         """
-        if not isinstance(scene, np.ndarray):
-            pixels = self.annotate(np.array(scene.convert("RGB"))[:, :, ::-1].copy(), detections)
-            return import_package("PIL.Image").fromarray(np.ascontiguousarray(pixels[:, :, ::-1]))
+        from PIL import Image, ImageDraw
+
+        is_array = isinstance(scene, np.ndarray)
+        picture = Image.fromarray(scene[:, :, ::-1]) if is_array else scene.convert("RGB")
+        draw, limits = ImageDraw.Draw(picture), np.array(2 * picture.size)
         found = from_supervision(detections)
         is_calibrated = found.no_object is not None
         risk = found.risk.numpy() if is_calibrated else np.zeros(len(found))
-        colors = risk_colors(risk, is_dark=True)[:, ::-1]  # as in the pictures of --show
+        colors = [tuple(color) for color in risk_colors(risk, is_dark=True).tolist()]  # of --show
         boxes = found.boxes[:, :4].double().numpy()
-        for box, color in zip(boxes, colors):
-            draw_rectangle(scene, box, color, self.thickness)
+        rectangles = [(boxes, self.thickness)]
         if is_calibrated:
             widths = found.region(self.level)[:, :4].double().numpy()
-            for band in side_bands(boxes, widths):
-                for box, color in zip(band, colors):
-                    draw_rectangle(scene, box, color, 1)
+            rectangles += [(band, 1) for band in side_bands(boxes, widths)]
+        for some, width in rectangles:
+            for box, color in zip(some.clip(-width, limits + width), colors):
+                if np.isfinite(box).all():
+                    corners = np.sort(box.reshape(2, 2).round(), axis=0)  # Pillow wants them so
+                    draw.rectangle(corners.flatten().tolist(), outline=color, width=width)
+        if not is_array:
+            return picture
+        scene[:] = np.asarray(picture)[:, :, ::-1]
         return scene
-
-
-def draw_rectangle(image: Any, box: Any, color: Any, thickness: int) -> None:
-    """Draw the sides of x1 y1 x2 y2 into an image (h, w, 3); what lies outside is left out.
-
-    >>> image = np.zeros((5, 6, 3), np.uint8)
-    >>> draw_rectangle(image, [1, 1, 9, 3], [9, 9, 9], 1)
-    >>> print(image[:, :, 0])
-    [[0 0 0 0 0 0]
-     [0 9 9 9 9 9]
-     [0 9 0 0 0 0]
-     [0 9 9 9 9 9]
-     [0 0 0 0 0 0]]
-    """
-    if not np.isfinite(box).all():
-        return
-    height, width = image.shape[:2]
-    limits = np.array([width, height, width, height])
-    x1, y1, x2, y2 = np.round(np.clip(box, -thickness, limits + thickness)).astype(int)
-    for row in (y1, y2):
-        image[_inside(row, row + thickness), _inside(x1, x2 + thickness)] = color
-    for column in (x1, x2):
-        image[_inside(y1, y2 + thickness), _inside(column, column + thickness)] = color
-
-
-def _inside(start: int, stop: int) -> slice:
-    return slice(max(int(start), 0), max(int(stop), 0))

@@ -31,10 +31,10 @@ FIT_FRAMES = 4
 
 
 @dataclass(frozen=True)
-class Entry:
+class TimedMethod:
     """One method to be timed."""
 
-    method: str
+    name: str
     samples: int | None
     call: Callable[[Any], object] | None  # None if it cannot be timed; the note states why
     note: str = ""
@@ -65,8 +65,8 @@ def run(options: BenchCommand, progress: Progress | None = None) -> list[dict[st
         for count in box_counts:
             model = detector if count is None else with_box_count(detector, count)
             own = posterior if count is None else posterior.with_error_model(None)
-            entries = method_entries(model, own, options, inputs[0])
-            rows += measure(model, entries, inputs, options.repeats, device, posterior.depth)
+            methods = methods_to_time(model, own, options, inputs[0])
+            rows += measure(model, methods, inputs, options.repeats, device, posterior.depth)
             if progress is not None:
                 progress(sum(row["method"] == "plain" for row in rows), total)
     return rows
@@ -105,53 +105,53 @@ def with_box_count(detector: Detector, count: int) -> Detector:
     return other.to(next(detector.parameters()).device).eval()
 
 
-def method_entries(
+def methods_to_time(
     detector: Detector, posterior: Posterior, options: BenchCommand, example: Any
-) -> list[Entry]:
+) -> list[TimedMethod]:
     """Return the methods to compare; example: a frame for ``boxcov.compile``.
 
     An error model of exact covariances is timed beside them. Below the head the exact covariance
     takes one backward pass per output, so it is combined with k samples there.
     """
     is_deep, samples, seed = posterior.depth != "head", options.samples, options.seed
-    found = [Entry("plain", None, detector.detect)]
+    found = [TimedMethod("plain", None, detector.detect)]
     calibrated, posterior = posterior, posterior.with_error_model(None)
     timed = {} if is_deep else {"exact": posterior}
     own = calibrated.error_model
     if timed and own is not None and own.method == ("exact", None):
         timed["exact and error model"] = calibrated
-    found += [Entry(name, None, ExactGLM(detector, one)) for name, one in timed.items()]
+    found += [TimedMethod(name, None, ExactGLM(detector, one)) for name, one in timed.items()]
     if next(detector.parameters()).device.type == "cuda":
         tf32 = EngineOptions(precision="tf32")
         models = {f"{name}, tf32": ExactGLM(detector, p, engine=tf32) for name, p in timed.items()}
-        found += [Entry(name, None, model) for name, model in models.items()]
-        found += compiled_entries({"plain": detector, **models}, example) if models else []
+        found += [TimedMethod(name, None, model) for name, model in models.items()]
+        found += compiled_methods({"plain": detector, **models}, example) if models else []
     for k in samples:
         if is_deep:
             combined = ExactGLM(detector, posterior, k, seed)
-            found.append(Entry("exact head", k, combined, "k samples below the head"))
+            found.append(TimedMethod("exact head", k, combined, "k samples below the head"))
         mcglm = MCGLM(detector, posterior, k, seed=seed)
         dropout = MCI(detector, dropout=0.1, samples=k, seed=seed, depth=posterior.depth)
         note = f"{k + 1} full passes, finite differences"
         found += [
-            Entry("mcglm", k, mcglm),
-            Entry("mcglm as published", k, paper_mcglm(mcglm), note, slow=True),
-            Entry("mc dropout", k, dropout, slow=is_deep),
+            TimedMethod("mcglm", k, mcglm),
+            TimedMethod("mcglm as published", k, paper_mcglm(mcglm), note, slow=True),
+            TimedMethod("mc dropout", k, dropout, slow=is_deep),
         ]
     glm, note = paper_glm(GLM(detector, posterior)), f"from {GLM_OUTPUTS} backward passes"
-    return [*found, Entry("glm as published", None, glm, f"extrapolated {note}", slow=True)]
+    return [*found, TimedMethod("glm as published", None, glm, f"extrapolated {note}", slow=True)]
 
 
-def compiled_entries(sources: Mapping[str, Detector | ExactGLM], example: Any) -> list[Entry]:
+def compiled_methods(sources: Mapping[str, Detector | ExactGLM], example: Any) -> list[TimedMethod]:
     """Return detector and models as ``boxcov.compile`` makes them, for a GPU."""
     limits, found = StaticLimits(boxes=256, candidates=500, pairs=60_000), []
     for form in ("compiled", "fused"):
         for name, source in sources.items():
             try:
                 call: Any = compile(source, example, limits, fused=form == "fused")
-                found.append(Entry(f"{name}, {form}", None, call))
+                found.append(TimedMethod(f"{name}, {form}", None, call))
             except BoxcovError as error:
-                found.append(Entry(f"{name}, {form}", None, None, str(error).splitlines()[0]))
+                found.append(TimedMethod(f"{name}, {form}", None, None, str(error).splitlines()[0]))
     return found
 
 
@@ -203,24 +203,24 @@ def paper_glm(model: GLM) -> Callable[[Any], float]:
 
 def measure(
     detector: Detector,
-    entries: list[Entry],
+    methods: list[TimedMethod],
     inputs: list[Any],
     repeats: int,
     device: str,
     depth: str = "head",
 ) -> list[dict[str, Any]]:
-    """Time the entries in turns on all inputs and return one row per entry."""
-    times: list[list[float]] = [[] for _ in entries]
-    peaks: list[float | None] = [None for _ in entries]
+    """Time the methods in turns on all inputs and return one row per method."""
+    times: list[list[float]] = [[] for _ in methods]
+    peaks: list[float | None] = [None for _ in methods]
     count = statistics.mean(len(detector.detect(frame)) for frame in inputs)
     # negative turns warm up: the first boxes are checked, graphs are captured
     for turn in range(-3 - len(inputs), repeats * len(inputs)):
-        for number, entry in enumerate(entries):
-            if entry.call is None or (entry.slow and not -1 <= turn < len(inputs)):
+        for number, method in enumerate(methods):
+            if method.call is None or (method.slow and not -1 <= turn < len(inputs)):
                 continue
             is_counted = _reset_peak(device)
             start = seconds(device)
-            result = entry.call(inputs[turn % len(inputs)])
+            result = method.call(inputs[turn % len(inputs)])
             taken = result if isinstance(result, float) else seconds(device) - start
             if turn >= 0:
                 times[number].append(taken)
@@ -229,13 +229,15 @@ def measure(
     plain = statistics.median(times[0])
     common = {"device": device, "boxes": round(count), "depth": depth}
     return [
-        {**_row(entry, own, plain, peak), **common}
-        for entry, own, peak in zip(entries, times, peaks)
+        {**_row(method, own, plain, peak), **common}
+        for method, own, peak in zip(methods, times, peaks)
     ]
 
 
-def _row(entry: Entry, times: list[float], plain: float, peak: float | None) -> dict[str, Any]:
-    row = {"method": entry.method, "samples": entry.samples, "peak_mib": peak, "note": entry.note}
+def _row(
+    method: TimedMethod, times: list[float], plain: float, peak: float | None
+) -> dict[str, Any]:
+    row = {"method": method.name, "samples": method.samples, "peak_mib": peak, "note": method.note}
     numbers: dict[str, Any] = dict.fromkeys(("low", "ms", "high", "ratio"))
     if times:
         quartiles = (1e3 * np.quantile(times, (0.25, 0.5, 0.75))).tolist()

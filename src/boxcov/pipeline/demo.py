@@ -9,31 +9,32 @@ from typing import Any
 
 import numpy as np
 
+from boxcov.detections import Detections
 from boxcov.evaluate.covariance_metrics import LEVELS
 from boxcov.evaluate.records import Records
 from boxcov.files import make_folder, write_json
-from boxcov.pipeline import evaluate, predict
+from boxcov.pipeline import predict
 from boxcov.pipeline.detectors import load_detector, plain_milliseconds
 from boxcov.pipeline.frames import load_frames
 from boxcov.pipeline.options import (
     DataOptions,
     DemoCommand,
     EstimatorOptions,
-    EvaluateCommand,
     PredictCommand,
 )
 from boxcov.pipeline.paths import hold_folder
 from boxcov.pipeline.progress import Steps
 from boxcov.report.page import write
+from boxcov.report.study import Study
 from boxcov.report.verdict import LEVEL, display_unit, headline
 
 DETECTOR = "centerpoint:small"
-SCENES = {
+SCENARIOS = {
     "clear": "unseen frames of the kind it was trained on",
     "rain": "fewer and noisier points",
     "unseen": "objects of shapes it has never seen",
 }
-LOW, HIGH = 0.2, 0.8  # risks up to the one, and from the other
+LOW, HIGH = 0.2, 0.8  # a low risk is at most the one, a high risk at least the other
 WIDTHS = ("x", "y", "yaw")  # fields whose half widths are printed
 
 
@@ -41,30 +42,29 @@ WIDTHS = ("x", "y", "yaw")  # fields whose half widths are printed
 class Size:
     """How much the demo computes."""
 
-    frames: int = 12  # of each scene
+    frames: int = 12  # of each scenario
     sweeps: int = 10
     replicates: int = 200
 
 
 @dataclass(frozen=True)
-class Scene:
-    """The numbers of one scene."""
+class Scenario:
+    """The numbers of one scenario."""
 
     name: str
     numbers: dict[str, Any]
     report: Path
 
 
-def run(options: DemoCommand, step: Steps, size: Size | None = None) -> list[Scene]:
-    """Write predictions and a report per scene to a folder; return the numbers of the scenes."""
+def run(options: DemoCommand, step: Steps, size: Size | None = None) -> list[Scenario]:
+    """Write predictions and a report per scenario to a folder; return the numbers of each."""
     with hold_folder(options.out) as out:
-        scenes = [_run_scene(name, out, step, size or Size()) for name in SCENES]
-        numbers = {scene.name: scene.numbers for scene in scenes}
-        write_json(out / "demo.json", numbers)
-    return scenes
+        scenarios = [_run_scenario(name, out, step, size or Size()) for name in SCENARIOS]
+        write_json(out / "demo.json", {one.name: one.numbers for one in scenarios})
+    return scenarios
 
 
-def _run_scene(name: str, out: Path, step: Steps, size: Size) -> Scene:
+def _run_scenario(name: str, out: Path, step: Steps, size: Size) -> Scenario:
     folder = make_folder(out / name)
     file = folder / "exact.safetensors"
     source = DataOptions(f"simulated:{name}", "test", size.frames, 0, size.sweeps)
@@ -77,22 +77,21 @@ def _run_scene(name: str, out: Path, step: Steps, size: Size) -> Scene:
             source=source,
             estimator=EstimatorOptions("exact"),
         ),
-        step(f"{name}, {SCENES[name]}: predict {size.frames} frames"),
+        step(f"{name}, {SCENARIOS[name]}: predict {size.frames} frames"),
     )
-    progress = step(f"{name}: evaluate")
-    study = evaluate.build_study(EvaluateCommand(predictions=(file,)), progress)
-    frames = load_frames(replace(source, count=min(size.frames, 5)))
-    times = plain_milliseconds(load_detector(DETECTOR), frames)
-    plain = median(times[1:] or times)
+    step(f"{name}: evaluate")
+    frames, title = load_frames(source), f"Uncertainty of boxes: {source.data} {source.split}"
+    study = Study.of({file.stem: Detections.load(file)}, frames, title)
+    plain = median(plain_milliseconds(load_detector(DETECTOR), frames[:5]))
     rows = [{**row, "ratio": row["ms"] / plain} for row in study.runtime]
     first = {**rows[0], "method": "plain detector", "ms": plain, "ratio": 1.0}
     study = replace(study, runtime=[first, *rows])
     write(folder / "report.html", study, size.replicates)
-    numbers = scene_numbers(study.methods[0].records)
-    return Scene(name, {**numbers, "cost": rows[0]["ratio"]}, folder / "report.html")
+    numbers = scenario_numbers(study.methods[0].records)
+    return Scenario(name, {**numbers, "cost": rows[0]["ratio"]}, folder / "report.html")
 
 
-def scene_numbers(records: Records) -> dict[str, Any]:
+def scenario_numbers(records: Records) -> dict[str, Any]:
     """Return what risk and regions are worth on calibrated records."""
     numbers, risk, bad = headline(records), records.risk, records.bad
     assert risk is not None

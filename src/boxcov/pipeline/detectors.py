@@ -14,9 +14,9 @@ from boxcov._torch.clock import seconds
 from boxcov.checks.plausibility import observe
 from boxcov.detector import Detector
 from boxcov.detectors import centerpoint, torchvision, transformers, ultralytics, yolox
-from boxcov.detectors.centerpoint import CenterPoint, Config
+from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.detectors.yolox import YOLOX
-from boxcov.errors import BoxcovError, BoxcovWarning, did_you_mean
+from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.pipeline.frames import split_image_size
 from boxcov.pipeline.options import DataOptions, DetectorOptions
 from boxcov.pipeline.user_code import load_function
@@ -132,24 +132,10 @@ def move_to_device(detector: D, device: str) -> D:
 
 
 def plain_milliseconds(detector: Detector, frames: Iterable[Any]) -> list[float]:
-    """Return the time of the plain detector on each frame; the first one warms up."""
+    """Return the time of the plain detector on each frame but the first, which warms up."""
     device, found = next(detector.parameters()).device, []
     for inputs, _ in frames:
         began = seconds(device)
         detector.detect(inputs)
         found.append(1e3 * (seconds(device) - began))
-    return found
-
-
-def centerpoint_config(name: str) -> Config:
-    """Return the CenterPoint configuration that ``boxcov train --config`` names."""
-    configs = {
-        "small": Config.small,
-        "pillar": Config.pillar,
-        "voxel": Config.voxel,
-        "kitti": Config.kitti,
-    }
-    if name not in configs:
-        known = did_you_mean(name, configs)
-        raise BoxcovError(f"no configuration {name!r}{known}: there are {', '.join(configs)}")
-    return configs[name]()
+    return found[1:] or found

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from boxcov.pipeline.frames import (
 from boxcov.pipeline.options import DataOptions, EvaluateCommand
 from boxcov.pipeline.paths import holds_output
 from boxcov.report.page import write
-from boxcov.report.study import METHOD_META, Study, methods_of, runtime_row, scenes_of, settings_of
+from boxcov.report.study import Study
 from boxcov.version import __version__
 
 
@@ -60,21 +60,15 @@ def run(options: EvaluateCommand, progress: Progress | None = None) -> Evaluatio
         if store is not None:
             store.refuse_leftovers(options.resume, world)
         files = _load_files(options)
-        if store is not None:
-            _read_objects(store, files, world, progress)
-        if world.rank:
-            return None
-        study = _build_study(options, files, store, progress)
+        truth = _read_objects(files, store, world, progress)
+    if truth is None:
+        return None
+    study = _build_study(options, files, truth)
     rows = quality_rows(study, options.replicates, options.seed)
     if options.out is not None and store is not None:
         write(options.out, study, rows=rows)
         store.remove()
     return Evaluation(study, rows)
-
-
-def build_study(options: EvaluateCommand, progress: Progress | None = None) -> Study:
-    """Return the matched records of each file, with the first frames as scenes."""
-    return _build_study(options, _load_files(options), None, progress)
 
 
 def quality_rows(study: Study, replicates: int = 200, seed: int = 0) -> list[dict[str, Any]]:
@@ -127,64 +121,38 @@ def _block_store(out: Path) -> BlockStore[GroundTruth]:
 
 
 def _read_objects(
-    store: BlockStore[GroundTruth], files: _Files, world: World, progress: Progress | None
-) -> None:
-    """Read the objects of this rank's share of the frames into ``store``."""
-    count = len(files.frames)
+    files: _Files, store: BlockStore[GroundTruth] | None, world: World, progress: Progress | None
+) -> GroundTruth | None:
+    """Return the objects of all frames; None for ranks that only read a share of them."""
+    frames, count = files.frames, len(files.frames)
 
-    def read_block(numbers: range, items: Iterator[Any]) -> GroundTruth:
-        return GroundTruth.from_frames(
-            [(None, target) for _, _, target in _items(numbers, items, count, progress)]
-        )
+    def read(numbers: range, items: Iterator[Any]) -> GroundTruth:
+        return GroundTruth.from_frames(_show_progress(numbers, items, count, progress))
 
+    if store is None:
+        return read(range(count), load_items(frames, range(count)))
     meta = {"source": asdict(files.source), "frames": count, "boxcov": __version__}
-    store.fill(files.frames, meta, read_block, world, progress)
+    store.fill(frames, meta, read, world, progress)
+    if world.rank:
+        return None
+    return GroundTruth.concatenate([part for part, _ in store.read_all(count)])
 
 
-def _items(
-    numbers: range, items: Iterable[Any], count: int, progress: Progress | None
-) -> Iterator[tuple[int, Any, Any]]:
-    """Yield number, inputs and targets of each frame, and show the progress."""
-    for number, (inputs, target) in zip(numbers, items):
-        yield number, inputs, target
+def _show_progress(
+    numbers: range, items: Iterator[Any], count: int, progress: Progress | None
+) -> Iterator[Any]:
+    for number, item in zip(numbers, items):
+        yield item
         if progress is not None:
             progress(number + 1, count)
 
 
-def _build_study(
-    options: EvaluateCommand,
-    files: _Files,
-    store: BlockStore[GroundTruth] | None,
-    progress: Progress | None,
-) -> Study:
-    """Return the study; store: the objects of all frames, else they are read here."""
-    frames, source = files.frames, files.source
-    wanted = range(len(frames) if store is None else min(options.scenes, len(frames)))
-    targets, shown = [], {}
-    items = _items(wanted, load_items(frames, wanted), len(frames), None if store else progress)
-    for number, inputs, target in items:
-        targets.append((None, target))
-        if number < options.scenes:
-            shown[number] = inputs
-    truth = (
-        GroundTruth.from_frames(targets)
-        if store is None
-        else GroundTruth.concatenate([part for part, _ in store.read_all(len(frames))])
-    )
-    methods = []
-    for path, (name, found) in zip(options.predictions, files.found.items()):
-        with reading(path, "predictions"):
-            methods += methods_of(name, found, truth)
-    first = next(iter(files.found.values()))
-    about = {
-        "data": " ".join(part for part in (source.data, source.split) if part),
-        "frames": truth.frames,
-        "objects": len(truth.labels),
-        "u": "trace",
-        **settings_of(first, ("detector", "posterior", "boxcov", "torch")),
-        **{name: settings_of(found, METHOD_META) for name, found in files.found.items()},
-    }
-    runtime = [runtime_row(name, found) for name, found in files.found.items()]
-    scenes = scenes_of(shown, truth, first.fields)
-    title = f"Uncertainty of boxes: {about['data']}"
-    return Study(title, about, methods, scenes, [row for row in runtime if row])
+def _build_study(options: EvaluateCommand, files: _Files, truth: GroundTruth) -> Study:
+    """Return the study with the first frames as scenes."""
+    shown = range(min(options.scenes, len(files.frames)))
+    items = load_items(files.frames, shown)
+    inputs = {number: inputs for number, (inputs, _) in zip(shown, items)}
+    data = " ".join(part for part in (files.source.data, files.source.split) if part)
+    with reading(", ".join(map(str, options.predictions)), "predictions"):
+        study = Study.of_objects(files.found, truth, inputs, f"Uncertainty of boxes: {data}")
+    return replace(study, about={"data": data, **study.about})

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from boxcov.box_layout import IMAGE
-from boxcov.data import kitti
 from boxcov.data.coco.images import letterbox, read_image, to_pixels
 from boxcov.data.points import check_layout, read_points
 from boxcov.data.poses import transform_detections
@@ -32,8 +31,8 @@ from boxcov.errors import BoxcovError
 from boxcov.input_file import MAX_BYTES, check_regular, reading
 from boxcov.outlines import background_of
 from boxcov.pipeline.detectors import is_foreign, trained_size, warn_if_implausible, warn_of_sweeps
-from boxcov.pipeline.kitti_axes import TO_KITTI, points_to_nuscenes
-from boxcov.pipeline.options import ExportCommand, FileOptions
+from boxcov.pipeline.kitti_axes import TO_KITTI, has_kitti_classes, points_to_nuscenes
+from boxcov.pipeline.options.common import ReaderOptions
 from boxcov.pipeline.user_code import load_function
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
@@ -75,7 +74,7 @@ class FrameReader:
     function: Callable[[Path], Any] | None = None
 
     @staticmethod
-    def of(detector: Detector, options: FileOptions | ExportCommand) -> FrameReader:
+    def of(detector: Detector, options: ReaderOptions) -> FrameReader:
         function = None if options.reader is None else load_function(options.reader)
         if function is None and options.points != "plain":
             warn_of_sweeps(detector, 1, "join {} into each file, and give --points plain")
@@ -144,8 +143,7 @@ class FrameReader:
         if self.points == "nuscenes":
             return Frame([torch.cat([cloud[:, :4], age], 1)], seen)
         cloud = torch.cat([cloud[:, :3], 255 * cloud[:, 3:], age], 1)
-        classes = [name.lower() for name in self.detector.classes]
-        if classes == [name.lower() for name in kitti.CLASSES]:
+        if has_kitti_classes(self.detector.classes):
             return Frame([cloud], seen)
         restore = partial(transform_detections, pose=TO_KITTI)
         return Frame([points_to_nuscenes(cloud)], seen, restore)

@@ -15,7 +15,7 @@ from boxcov.data import batched, coco, kitti, loaded, nuscenes, simulated
 from boxcov.data.sequence import FrameSequence
 from boxcov.errors import BoxcovError, did_you_mean, join_names
 from boxcov.input_file import conform
-from boxcov.pipeline.kitti_axes import KittiAsNuScenes
+from boxcov.pipeline.kitti_axes import KittiAsNuScenes, has_kitti_classes
 from boxcov.pipeline.options import DataOptions, PredictedData
 from boxcov.pipeline.user_code import PREFIX, load_function
 
@@ -58,7 +58,7 @@ def load_frames(
         name = name or "train"
         frames, labels = UserFrames(load_function(source.data)(name), where), classes
     frames = frames[frame_range][: source.count]
-    if kind == "kitti" and not _same_names(classes, kitti.CLASSES):
+    if kind == "kitti" and not has_kitti_classes(classes):
         frames, labels = KittiAsNuScenes(frames), simulated.CLASSES
     elif kind == "kitti":
         classes = kitti.CLASSES  # the same names in another case
@@ -157,10 +157,6 @@ def _parse_split(split: str | None) -> tuple[str, slice]:
             f"split {split!r}: give a range of frames as in train[:28] or train[28:40]"
         ) from None
     return name, slice(start, stop)
-
-
-def _same_names(a: Sequence[str], b: Sequence[str]) -> bool:
-    return [name.lower() for name in a] == [name.lower() for name in b]
 
 
 def _check_frames(

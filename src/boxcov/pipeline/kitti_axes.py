@@ -20,6 +20,11 @@ TO_KITTI = Pose(
 )  # from the axes of nuScenes to those of KITTI
 
 
+def has_kitti_classes(classes: Sequence[str]) -> bool:
+    """Return whether a detector has the classes of KITTI, in upper or lower case."""
+    return [name.lower() for name in classes] == [name.lower() for name in kitti.CLASSES]
+
+
 class KittiAsNuScenes(Sequence[Any]):
     """KITTI frames in the axes and classes of nuScenes, converted when they are read."""
 

@@ -187,9 +187,7 @@ def predictor_of(
         return GLM(detector, posterior, with_logit=with_logit)
     if options.method in ("exact", None):
         return ExactGLM(detector, posterior, options.samples, seed, with_logit=with_logit)
-    epsilon = 1e-7 if options.epsilon is None else options.epsilon
-    derivative = options.derivative or "jvp"
-    return MCGLM(detector, posterior, samples, derivative, epsilon, seed, with_logit=with_logit)
+    return MCGLM(detector, posterior, samples, seed=seed, with_logit=with_logit)
 
 
 def _posterior_meta(options: EstimatorOptions) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, TextIO
 
@@ -20,7 +21,7 @@ SILENT_SECONDS = 2.0  # shorter work shows nothing
 LOG_SECONDS = 5.0  # between two lines of a log
 
 
-class Progress:
+class ProgressBar(AbstractContextManager["ProgressBar"]):
     """A context manager to be called with the number of items done, and the total if known.
 
     It prints the rate and the remaining time to stderr. Under torchrun only rank 0 prints.
@@ -39,9 +40,6 @@ class Progress:
         self._last_line = self.began - LOG_SECONDS
         self._first: tuple[float, int] | None = None  # time and count of the first call
         self._bar: tuple[Bars, TaskID] | None = None
-
-    def __enter__(self) -> Progress:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -107,22 +105,19 @@ def _format_rate(rate: float | None) -> str:
     return f"{rate:.2g} per second" if rate >= 1 else f"{1 / rate:.2g} s each"
 
 
-class Steps:
+class Steps(AbstractContextManager["Steps"]):
     """The progress of several steps: ``step("fit")`` ends the current step and starts the next."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = stream
-        self.current: Progress | None = None
-
-    def __enter__(self) -> Steps:
-        return self
+        self.current: ProgressBar | None = None
 
     def __exit__(self, *error: object) -> None:
-        self._close()
+        self.close()
 
-    def __call__(self, what: str, unit: str = "frames") -> Progress:
-        self._close()
-        self.current = Progress(what, unit, self.stream)
+    def __call__(self, what: str, unit: str = "frames") -> ProgressBar:
+        self.close()
+        self.current = ProgressBar(what, unit, self.stream)
         return self.current
 
     def named(self, what: str, done: int, total: int) -> None:
@@ -132,6 +127,7 @@ class Steps:
         assert self.current is not None
         self.current(done, total)
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """End the current step."""
         if self.current is not None:
             self.current.close()

@@ -10,14 +10,14 @@ from typing import Any
 from boxcov._torch.modules import move
 from boxcov.concatenation import concatenate
 from boxcov.data.augment import Augmentation
-from boxcov.detectors.centerpoint import CenterPoint, load, save
+from boxcov.detectors.centerpoint import CenterPoint, Config, load, save
 from boxcov.detectors.training import Progress as TrainingProgress
 from boxcov.detectors.training import Recipe, train
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.average_precision import average_precision, mean_precision
 from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.files import write_json
-from boxcov.pipeline.detectors import centerpoint_config, move_to_device
+from boxcov.pipeline.detectors import move_to_device
 from boxcov.pipeline.frames import (
     Progress,
     default_test_split,
@@ -79,7 +79,7 @@ def run(
 
 def _initial_detector(options: TrainCommand) -> CenterPoint:
     if options.start_from is None:
-        return CenterPoint(centerpoint_config(options.config), options.seed)
+        return CenterPoint(getattr(Config, options.config)(), options.seed)
     return load(options.start_from)
 
 

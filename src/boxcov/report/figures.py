@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from boxcov.box_layout import PLANE
-from boxcov.errors import BoxcovError, import_package
+from boxcov.errors import BoxcovError
 from boxcov.evaluate.quality import METRICS
 from boxcov.evaluate.records import Records
-from boxcov.files import atomic_write, make_folder
+from boxcov.files import make_folder
 from boxcov.plain_text import MAX_NAME
 from boxcov.report.charts import (
     COLOURS,
@@ -23,7 +23,14 @@ from boxcov.report.charts import (
     runtime_charts,
     threshold_charts,
 )
-from boxcov.report.pictures import Shown, draw_from_above, escape_math
+from boxcov.report.pictures import (
+    Shown,
+    draw_from_above,
+    escape_math,
+    new_axes,
+    new_figure,
+    save_figure,
+)
 from boxcov.report.study import Method, Study
 from boxcov.report.svg import decades
 from boxcov.report.viewer import viewer_methods
@@ -44,26 +51,10 @@ def write_figures(folder: str | Path, study: Study) -> list[Path]:
         "runtime": _draw_bar_charts(runtime_charts(study)),
     }
     figures |= {f"bev-{n}": _draw_scene(study, n) for n in sorted(study.scenes)[:MAX_SCENES]}
-    drawn = {name: figure for name, figure in figures.items() if figure is not None}
-    return [_save(folder / f"{name}.png", figure) for name, figure in drawn.items()]
-
-
-def _save(path: Path, figure: Any) -> Path:
-    from matplotlib import pyplot as plt
-
-    with atomic_write(path) as temporary:
-        figure.savefig(temporary, dpi=200, bbox_inches="tight", format="png")
-    plt.close(figure)
-    return path
-
-
-def _subplots(rows: int, columns: int, width: float, height: float) -> tuple[Any, Any]:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    return plt.subplots(rows, columns, figsize=(width, height), squeeze=False, layout="constrained")
+    written = {folder / f"{name}.png": one for name, one in figures.items() if one is not None}
+    for path, figure in written.items():
+        save_figure(path, figure, dpi=200, bbox_inches="tight")
+    return list(written)
 
 
 def plot_reliability(records: Records | Mapping[str, Records], axes: Any = None) -> Any:
@@ -75,12 +66,19 @@ def plot_reliability(records: Records | Mapping[str, Records], axes: Any = None)
 
 
 def plot_coverage(records: Records | Mapping[str, Records], axes: Any = None) -> Any:
-    """Draw the share of the errors inside the regions over their level, see above."""
+    """Draw the share of the errors inside the regions over their level; return the axes.
+
+    Regions are those of the error model, else the ellipsoids of the covariance. The arguments are
+    those of ``plot_reliability``.
+    """
     return _plot(coverage_charts(_study(records)), "regions or covariance", axes)
 
 
 def plot_risk(records: Records | Mapping[str, Records], axes: Any = None) -> Any:
-    """Draw the share of bad boxes among those kept, lowest risk first; see above."""
+    """Draw the share of bad boxes among those kept, lowest risk first; return the axes.
+
+    The arguments are those of ``plot_reliability``.
+    """
     return _plot(gate_charts(_study(records)), "risk", axes)
 
 
@@ -92,11 +90,7 @@ def _study(records: Records | Mapping[str, Records]) -> Study:
 def _plot(charts: Sequence[LineChart], missing: str, axes: Any) -> Any:
     if not charts:
         raise BoxcovError(f"these records have no {missing}: predict with a calibrated model")
-    if axes is None:
-        import_package("matplotlib")
-        from matplotlib import pyplot as plt
-
-        _, axes = plt.subplots(figsize=(4.5, 4.2), layout="constrained")
+    axes = new_axes(4.5, 4.2) if axes is None else axes
     _draw_line_chart(axes, charts[0])
     axes.set_xlabel(charts[0].x_label)
     axes.legend(frameon=False, fontsize=8)
@@ -131,7 +125,8 @@ def _draw_line_charts(
         return None
     columns = min(columns, len(charts))
     rows = -(-len(charts) // columns)
-    figure, axes = _subplots(rows, columns, size[0] * columns, size[1] * rows + 0.3)
+    figure = new_figure(size[0] * columns, size[1] * rows + 0.3)
+    axes = figure.subplots(rows, columns, squeeze=False)
     for number, (ax, chart) in enumerate(zip(axes.flat, charts)):
         _draw_line_chart(ax, chart)
         if number >= len(charts) - columns:  # last row
@@ -155,8 +150,8 @@ def _draw_bar_charts(charts: Sequence[BarChart]) -> Any | None:
     if not charts:
         return None
     height = 0.8 + sum(0.5 + 0.28 * len(chart.bars) for chart in charts)
-    figure, axes = _subplots(len(charts), 1, 6.5, height)
-    for ax, chart in zip(axes[:, 0], charts):
+    figure = new_figure(6.5, height)
+    for ax, chart in zip(figure.subplots(len(charts), squeeze=False)[:, 0], charts):
         low, high = decades([bar.value for bar in chart.bars])
         values = [bar.value if bar.value > 0 else 10.0**low for bar in chart.bars]
         colours = [PALETTE[bar.style % COLOURS] for bar in chart.bars]
@@ -177,13 +172,13 @@ def _draw_scene(study: Study, frame: int) -> Any | None:
     if not study.methods or not all(name in study.fields for name in PLANE):
         return None
     method = viewer_methods(study)[0]
-    figure, axes = _subplots(1, 1, 6.5, 6.8)
-    records, scene = method.records, study.scenes[frame]
+    figure = new_figure(6.5, 6.8)
+    axes, records, scene = figure.add_subplot(), method.records, study.scenes[frame]
     shown = records[(records.frame == frame) & (records.scores >= MIN_SCORE)]
-    draw_from_above(axes[0][0], Shown.of(shown), scene.points, scene.truth)
+    draw_from_above(axes, Shown.of(shown), scene.points, scene.truth)
     kind = "score" if records.risk is None else "risk"
     title = f"{_escape(scene.name)}: {_escape(method.name)}, scores from {MIN_SCORE}"
-    axes[0][0].set_title(f"{title}. Green: objects; numbers: {kind}", fontsize=9)
+    axes.set_title(f"{title}. Green: objects; numbers: {kind}", fontsize=9)
     return figure
 
 

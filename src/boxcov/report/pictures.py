@@ -107,11 +107,7 @@ def plot(
 ) -> Any:
     """Draw the boxes of one frame, see ``Detections.plot``; return the axes."""
     check_single_frame(detections, "a plot")
-    if axes is None:
-        import_package("matplotlib")
-        from matplotlib import pyplot as plt
-
-        _, axes = plt.subplots(figsize=(7, 7), layout="constrained")
+    axes = new_axes(7, 7) if axes is None else axes
     truth = np.zeros((0, len(detections.fields)))
     if targets:
         boxes = targets[0]["boxes"].detach().cpu().numpy()
@@ -126,6 +122,14 @@ def plot(
         )
     draw_from_above(axes, shown, np.zeros((0, 2)) if background is None else background, truth)
     return axes
+
+
+def new_axes(width: float, height: float) -> Any:
+    """Return the axes of a new figure of pyplot, which a notebook shows; size in inches."""
+    import_package("matplotlib")
+    from matplotlib import pyplot as plt
+
+    return plt.subplots(figsize=(width, height), layout="constrained")[1]
 
 
 def draw_from_above(axes: Any, shown: Shown, points: Array, truth: Array) -> None:
@@ -230,15 +234,23 @@ def write_plot(
     targets: Sequence[Mapping[str, Any]] | None = None,
 ) -> None:
     """Write what ``plot`` draws as a PNG, without a window."""
+    figure = new_figure(9, 9)
+    plot(detections, inputs, targets, figure.add_subplot())
+    save_figure(path, figure, dpi=90)
+
+
+def new_figure(width: float, height: float) -> Any:
+    """Return a figure that no window shows; size in inches."""
     import_package("matplotlib")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 9), layout="constrained")
-    FigureCanvasAgg(figure)
-    plot(detections, inputs, targets, figure.add_subplot())
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save_figure(path: str | Path, figure: Any, **options: Any) -> None:
+    """Write a figure as a PNG."""
     with atomic_write(path) as temporary:
-        figure.savefig(temporary, dpi=90, format="png")
+        figure.savefig(temporary, format="png", **options)
 
 
 def escape_math(name: str, length: int = MAX_NAME) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -30,7 +30,6 @@ METHOD_META = (
     "fisher",
     "seed",
 )
-_SETTINGS = ("detector", "posterior", *METHOD_META, "boxcov", "torch")
 
 
 @dataclass(frozen=True)
@@ -94,20 +93,37 @@ class Study:
         """
         if isinstance(detections, Detections):
             detections = {str(detections.meta.get("method", "boxes")): detections}
-        inputs, targets = {}, []
-        for number, (own, objects) in enumerate(frames):
-            targets.append((None, objects))
-            if number < scenes:
-                inputs[number] = own
-        truth = GroundTruth.from_frames(targets)
+        inputs: dict[int, Any] = {}
+
+        def with_inputs() -> Iterator[Any]:
+            for number, frame in enumerate(frames):
+                if number < scenes:
+                    inputs[number] = frame[0]
+                yield frame
+
+        truth = GroundTruth.from_frames(with_inputs())
+        return Study.of_objects(detections, truth, inputs, title)
+
+    @staticmethod
+    def of_objects(
+        detections: Mapping[str, Detections],
+        truth: GroundTruth,
+        inputs: Mapping[int, Any],
+        title: str,
+    ) -> Study:
+        """Return the study of detections by name; ``inputs`` are those of the frames to show."""
         methods = [m for name, found in detections.items() for m in methods_of(name, found, truth)]
         first = next(iter(detections.values()))
         about = {
             "frames": truth.frames,
             "objects": len(truth.labels),
-            **settings_of(first, _SETTINGS),
+            "u": "trace",
+            **settings_of(first, ("detector", "posterior", "boxcov", "torch")),
+            **{name: settings_of(found, METHOD_META) for name, found in detections.items()},
         }
-        return Study(title, about, methods, scenes_of(inputs, truth, first.fields))
+        runtime = [runtime_row(name, found) for name, found in detections.items()]
+        scenes = scenes_of(inputs, truth, first.fields)
+        return Study(title, about, methods, scenes, [row for row in runtime if row])
 
     def __repr__(self) -> str:
         names = join_names(method.name for method in self.methods) or "no methods"

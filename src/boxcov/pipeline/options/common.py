@@ -17,7 +17,6 @@ SHIPPED_NOTE = "posterior: small, the calibrated one of centerpoint:small in the
 Format = Literal[
     "native", "nuscenes", "kitti", "coco", "ros", "autoware", "csv", "parquet", "rerun"
 ]
-PointLayout = Literal["nuscenes", "kitti", "plain"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +76,37 @@ class DataOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FileOptions(Options):
+class ReaderOptions(Options):
+    """How a file of the user's is read as an input of the detector."""
+
+    points: Literal["nuscenes", "kitti", "plain"] = option(
+        "nuscenes",
+        INPUT,
+        "The float32 numbers of a point in a .bin file: nuscenes (x y z intensity beam), kitti (x "
+        "y z intensity) or plain (x y z intensity age).",
+    )
+    reader: str | None = option(
+        None,
+        INPUT,
+        "Reads your files: a function of your own that takes a path and returns the detector's "
+        "inputs.",
+        metavar="python:FILE.py:FUNCTION",
+    )
+    size: int | None = option(
+        None,
+        INPUT,
+        "Images are scaled to fit a square of this side in pixels, a multiple of 32.",
+        within="[32, inf)",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.size is not None and self.size % 32:
+            raise BoxcovError(f"--size must be a multiple of 32 pixels, got {self.size}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileOptions(ReaderOptions):
     """Frames of the user's without labels, and how their files are read."""
 
     source: str | None = option(
@@ -88,13 +117,6 @@ class FileOptions(Options):
         "-: paths on stdin.",
         metavar="FOLDER|FILE",
     )
-    points: PointLayout = vocabulary.points()
-    reader: str | None = vocabulary.reader()
-    size: int | None = vocabulary.size()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_image_size(self.size)
 
 
 @dataclass(frozen=True)
@@ -144,24 +166,11 @@ class EstimatorOptions(Options):
         "the head from this many samples. By default as the posterior was calibrated.",
         within="[2, inf)",
     )
-    derivative: Literal["jvp", "fd"] | None = option(
-        None, METHOD, "mcglm: forward mode (jvp) or the paper's finite difference (fd)."
-    )
-    epsilon: float | None = option(
-        None, METHOD, "Step of --derivative fd (1e-7 by default).", within="(0, inf)"
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        methods = {"samples": ("mcglm", "exact", "mci"), "derivative": ("mcglm",)}
-        methods["epsilon"] = methods["derivative"]
-        for name, supported in methods.items():
-            if getattr(self, name) is not None and (self.method or "exact") not in supported:
-                advice = "remove it" if self.method else f"give --method {supported[0]}"
-                method = self.method or "exact"
-                raise BoxcovError(f"the method {method} has no option --{name}: {advice}")
-        if self.epsilon is not None and self.derivative != "fd":
-            raise BoxcovError("--epsilon is the step of --derivative fd: forward mode has no step")
+        if self.samples is not None and self.method in ("glm", "nms"):
+            raise BoxcovError(f"the method {self.method} has no option --samples: remove it")
         check_posterior(self.posterior)
 
     def for_detector(self, detector: str) -> EstimatorOptions:
@@ -207,9 +216,3 @@ class MessageOptions(Options):
         OUTPUT,
         "ros and autoware: covariance of the errors (after boxcov calibrate), or epistemic.",
     )
-
-
-def check_image_size(size: int | None) -> None:
-    """Raise unless the side of a square image is a multiple of 32 pixels."""
-    if size is not None and size % 32:
-        raise BoxcovError(f"--size must be a multiple of 32 pixels, got {size}")

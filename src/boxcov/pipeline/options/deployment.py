@@ -14,8 +14,7 @@ from boxcov.pipeline.options.common import (
     DetectorOptions,
     EstimatorOptions,
     FileOptions,
-    PointLayout,
-    check_image_size,
+    ReaderOptions,
     check_posterior,
 )
 from boxcov.pipeline.options.option import (
@@ -99,7 +98,7 @@ class MonitorCommand(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportCommand(DetectorOptions):
+class ExportCommand(ReaderOptions, DetectorOptions):
     """Options of ``boxcov export``."""
 
     out: Path = vocabulary.out(REQUIRED, text="The .onnx file.")
@@ -133,12 +132,8 @@ class ExportCommand(DetectorOptions):
         "Frame to check the file on, as for boxcov stream.",
         shown="a simulated frame, or noise",
     )
-    points: PointLayout = vocabulary.points()
-    reader: str | None = vocabulary.reader()
-    size: int | None = vocabulary.size()
     seed: int = vocabulary.seed()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_posterior(self.posterior)
-        check_image_size(self.size)

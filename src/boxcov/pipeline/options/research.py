@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from boxcov.errors import BoxcovError
 from boxcov.pipeline.options import vocabulary
@@ -21,7 +22,9 @@ class TrainCommand(Options):
         REQUIRED, text="File for the weights; a report is written next to it."
     )
     force: bool = vocabulary.force()
-    config: str = option("small", METHOD, "small, pillar, voxel or kitti.")
+    config: Literal["small", "pillar", "voxel", "kitti"] = option(
+        "small", METHOD, "Which network, and the grid of its cells."
+    )
     data: str = vocabulary.data()
     split: str | None = vocabulary.split()
     test: tuple[str, ...] = option(

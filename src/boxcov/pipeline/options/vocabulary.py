@@ -16,20 +16,6 @@ data = partial(
     "returns frames: python:MODULE:FUNCTION or python:FILE.py:FUNCTION.",
     metavar="KIND:WHERE",
 )
-reader = partial(
-    option,
-    None,
-    INPUT,
-    "Reads your files: a function of your own that takes a path and returns the detector's inputs.",
-    metavar="python:FILE.py:FUNCTION",
-)
-points = partial(
-    option,
-    "nuscenes",
-    INPUT,
-    "The float32 numbers of a point in a .bin file: nuscenes (x y z intensity beam), kitti (x y z "
-    "intensity) or plain (x y z intensity age).",
-)
 split = partial(
     option,
     None,
@@ -44,13 +30,6 @@ sweeps = partial(
     INPUT,
     "LiDAR sweeps per frame (at most 10 for simulated frames).",
     within="[1, inf)",
-)
-size = partial(
-    option,
-    None,
-    INPUT,
-    "Images are scaled to fit a square of this side in pixels, a multiple of 32.",
-    within="[32, inf)",
 )
 workers = partial(
     option,

@@ -141,9 +141,10 @@ def amount_of_data(workspace: Workspace) -> Table:
 def distribution_shift(workspace: Workspace) -> Table:
     """Return how much u rises under each shift, and how well it detects the shift."""
     setting = workspace.setting
-    rows = []
+    found, rows = _shift_records(workspace), []
     for on in setting.shift:
-        for name, clear, shifted in _shift_cases(workspace, on):
+        for name, by_frames in found.items():
+            clear, shifted = by_frames[TEST], by_frames[on]
             u, shifted_u = clear.uncertainty, shifted.uncertainty
             rise = float(np.median(shifted_u) / np.median(u)) if np.median(u) > 0 else None
             by_frame = (_mean_per_frame(one, log=name != "1 - score") for one in (clear, shifted))
@@ -159,15 +160,19 @@ def distribution_shift(workspace: Workspace) -> Table:
     return Table("shift", "Uncertainty under a shift", rows, (note,))
 
 
-def _shift_cases(workspace: Workspace, on: str) -> list[tuple[str, Records, Records]]:
-    """Return the records of the test frames and of the shifted frames, for each kind of u."""
-    found = []
-    for name, depth in zip(("H", "N", "B"), DEPTHS.values()):
-        clear, shifted = (workspace.records(part_alone(depth, frames)) for frames in (TEST, on))
-        found.append((name, clear, shifted))
-    found.append(("MCI", workspace.records(Run("mci")), workspace.records(Run("mci", on=on))))
-    clear, shifted = (one.with_uncertainty(1 - one.scores) for one in (clear, shifted))
-    return [*found, ("1 - score", clear, shifted)]
+def _shift_records(workspace: Workspace) -> dict[str, dict[str, Records]]:
+    """Return the records by kind of u, then by frames: those of the test and of each shift.
+
+    One kind after the other, so that its predictor is built once.
+    """
+    every = (TEST, *workspace.setting.shift)
+    found = {
+        name: {on: workspace.records(part_alone(depth, on)) for on in every}
+        for name, depth in zip(("H", "N", "B"), DEPTHS.values())
+    }
+    found["MCI"] = {on: workspace.records(Run("mci", on=on)) for on in every}
+    scores = {on: one.with_uncertainty(1 - one.scores) for on, one in found["B"].items()}
+    return {**found, "1 - score": scores}
 
 
 def _mean_per_frame(records: Records, log: bool) -> NDArray[Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from boxcov.detector import Detector
 from boxcov.evaluate.quality import ERRORS, METRICS
 from boxcov.evaluate.records import Records
 from boxcov.pipeline.reproduce import paper
@@ -50,7 +51,7 @@ def quality(workspace: Workspace, form: Form) -> list[Table]:
         found["MC-GLM"] = workspace.records(paper_mcglm(form))
     found["MC-GLM, exact derivatives"] = workspace.records(Run("mcglm", form))
     found["1 - score"] = exact.with_uncertainty(1 - exact.scores)
-    if workspace.path(Run("nms")).exists():
+    if type(workspace.detector).candidates is not Detector.candidates:
         found["boxes that NMS removed"] = workspace.records(Run("nms"))
     found |= _risk(workspace, form)
     boxes, difference = compare_glm(workspace, form)

@@ -1,8 +1,7 @@
-"""What a reproduction runs on, and which runs its tables need."""
+"""What a reproduction runs on: its setting, and a run of one method."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -62,8 +61,7 @@ class Run:
     share: float = 1.0  # of the frames for the posterior
     counted: bool = False  # n_data is multiplied by the share
     samples: int = 10
-    derivative: Literal["jvp", "fd"] = "jvp"
-    epsilon: float = 1e-7
+    epsilon: float | None = None  # step of MC-GLM's finite differences; None: exact derivatives
     on: str = TEST
     calibrated: bool = False  # with an error model
 
@@ -71,15 +69,13 @@ class Run:
     def estimator(self) -> EstimatorOptions:
         """How the covariances are computed."""
         samples = self.samples if self.method in ("mcglm", "mci") else None
-        derivative = self.derivative if self.method == "mcglm" else None
-        epsilon = self.epsilon if derivative == "fd" else None
-        return EstimatorOptions(self.method, None, samples, derivative, epsilon)
+        return EstimatorOptions(self.method, None, samples)
 
     @property
     def key(self) -> str:
         """The name of the file.
 
-        >>> Run("mcglm", "paper", derivative="fd").key
+        >>> Run("mcglm", "paper", epsilon=1e-7).key
         'mcglm-paper-head-k10-fd1e-07-test'
         """
         parts: list[str] = [self.method]
@@ -90,7 +86,7 @@ class Run:
         if self.method in ("mcglm", "mci"):
             parts.append(f"k{self.samples}")
         if self.method == "mcglm":
-            parts.append("jvp" if self.derivative == "jvp" else f"fd{self.epsilon:g}")
+            parts.append("jvp" if self.epsilon is None else f"fd{self.epsilon:g}")
         if self.calibrated:
             parts.append("calibrated")
         return "-".join([*parts, file_name(self.on)])
@@ -103,34 +99,9 @@ def file_name(data: str) -> str:
 
 def paper_mcglm(form: Form, epsilon: float = 1e-7) -> Run:
     """Return MC-GLM as in the paper: finite differences, ten samples, the head."""
-    return Run("mcglm", form, derivative="fd", epsilon=epsilon)
+    return Run("mcglm", form, epsilon=epsilon)
 
 
 def part_alone(depth: str, on: str) -> Run:
     """Return MC-GLM for one part of the network alone, with the paper's posterior."""
     return Run("mcglm", "paper", depth, alone=True, on=on)
-
-
-def planned_runs(setting: Setting) -> list[Run]:
-    """Return all runs that the tables need, each once."""
-    return list(dict.fromkeys(_runs_of_tables(setting)))
-
-
-def _runs_of_tables(setting: Setting) -> Iterator[Run]:
-    yield from (Run("mci"), Run("nms"))
-    for form in FORMS:
-        yield from (Run("exact", form), Run("glm", form), Run("mcglm", form), paper_mcglm(form))
-        if setting.calibration_count:
-            yield Run("exact", form, calibrated=True)
-        for depth in DEPTHS.values():
-            yield Run("mcglm", form, depth)
-        for share in SHARES.values():
-            yield Run("mcglm", form, "backbone", share=share)
-            yield Run("exact", form, share=share, counted=share < 1)
-        for epsilon in EPSILONS.values():
-            yield paper_mcglm(form, epsilon)
-        for samples in SAMPLES.values():
-            yield Run("mcglm", form, samples=samples)
-    for depth in DEPTHS.values():  # one depth after the other: the predictor is reused
-        yield from (part_alone(depth, on) for on in (TEST, *setting.shift))
-    yield from (Run("mci", on=on) for on in setting.shift)

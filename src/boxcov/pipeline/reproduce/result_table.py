@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-from boxcov.files import write_json
 
 
 @dataclass(frozen=True)
@@ -35,10 +32,6 @@ class Table:
     def json(self) -> dict[str, Any]:
         notes = list(self.notes)
         return {"name": self.name, "title": self.title, "rows": list(self.rows), "notes": notes}
-
-    def write(self, folder: Path) -> None:
-        """Write ``NAME.json``."""
-        write_json(folder / f"{self.name}.json", self.json())
 
 
 def _format(value: Any) -> str:

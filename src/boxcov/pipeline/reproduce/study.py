@@ -1,8 +1,8 @@
-"""``boxcov reproduce``: execute the missing runs, then write every table and figure."""
+"""``boxcov reproduce``: every table and figure of the paper, from runs that are missing or done."""
 
 from __future__ import annotations
 
-from boxcov.files import write_text
+from boxcov.files import write_json, write_text
 from boxcov.pipeline.options import ReproduceCommand
 from boxcov.pipeline.paths import hold_folder
 from boxcov.pipeline.reproduce.analysis import (
@@ -12,9 +12,9 @@ from boxcov.pipeline.reproduce.analysis import (
     sampling_noise,
 )
 from boxcov.pipeline.reproduce.comparison import paper_tables
-from boxcov.pipeline.reproduce.plan import TEST, Run, Setting, planned_runs
+from boxcov.pipeline.reproduce.plan import TEST, Run, Setting
 from boxcov.pipeline.reproduce.result_table import Table
-from boxcov.pipeline.reproduce.workspace import Progress, Workspace
+from boxcov.pipeline.reproduce.workspace import StepProgress, Workspace
 from boxcov.report.figures import write_figures
 from boxcov.report.page import write
 from boxcov.report.study import Method, Study, scenes_of
@@ -23,7 +23,7 @@ from boxcov.version import __version__
 SCENES = 8  # frames to show in the report
 
 
-def run(options: ReproduceCommand, progress: Progress | None = None) -> list[Table]:
+def run(options: ReproduceCommand, progress: StepProgress | None = None) -> list[Table]:
     """Write runs, tables, figures and the report to a folder; return the tables."""
     with hold_folder(options.out) as folder:
         return reproduce(Workspace(folder, Setting.from_options(options), progress))
@@ -32,15 +32,12 @@ def run(options: ReproduceCommand, progress: Progress | None = None) -> list[Tab
 def reproduce(workspace: Workspace) -> list[Table]:
     """Write what is missing in ``workspace``; return the tables."""
     folder, setting = workspace.folder, workspace.setting
-    for planned in planned_runs(setting):
-        if not workspace.is_done(planned):
-            workspace.execute(planned)
     tables = [*paper_tables(workspace), paper_chance(), sampling_noise(workspace)]
     tables.append(amount_of_data(workspace))
     if setting.shift:
         tables.append(distribution_shift(workspace))
     for table in tables:
-        table.write(folder / "tables")
+        write_json(folder / "tables" / f"{table.name}.json", table.json())
     text = "\n\n".join(table.markdown() for table in tables)
     title = f"# Reproduction\n\nboxcov {__version__}, {setting.detector}, {setting.test}."
     write_text(folder / "reproduction.md", f"{title}\n\n{text}\n")

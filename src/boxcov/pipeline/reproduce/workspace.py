@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +29,21 @@ from boxcov.pipeline.predict import predictor_of
 from boxcov.pipeline.reproduce.plan import CALIBRATION, TEST, Run, Setting, file_name
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.glm import GLM
+from boxcov.predict.mcglm import MCGLM
 from boxcov.version import __version__
 
-Progress = Callable[[str, int, int], None]  # name of the step, done, total
+StepProgress = Callable[[str, int, int], None]  # name of the step, done, total
 FOLDERS = ("posteriors", "predictions", "truth", "tables", "figures")
 
 
 class Workspace:
     """Reads the files of a reproduction; missing ones are computed and written first."""
 
-    def __init__(self, folder: Path, setting: Setting, progress: Progress | None = None) -> None:
+    def __init__(
+        self, folder: Path, setting: Setting, progress: StepProgress | None = None
+    ) -> None:
         self.folder, self.setting = folder, setting
         self.progress = progress or (lambda what, done, total: None)
-        self._detector: Detector | None = None
         self._frames: dict[str, Sequence[Any]] = {}
         self._posteriors: dict[float, Posterior] = {}
         self._last_model: tuple[Run, Callable[[Any], Detections]] | None = None
@@ -75,11 +77,9 @@ class Workspace:
                 "choose another folder with --out"
             )
 
-    @property
+    @cached_property
     def detector(self) -> Detector:
-        if self._detector is None:
-            self._detector = load_detector(self.setting, self.setting.device)
-        return self._detector
+        return load_detector(self.setting, self.setting.device)
 
     def frames(self, on: str) -> Sequence[Any]:
         """Return the frames of the test, of the error model or of a shift; loaded once."""
@@ -127,29 +127,22 @@ class Workspace:
     def path(self, run: Run) -> Path:
         return self.folder / "predictions" / f"{run.key}.safetensors"
 
-    def is_done(self, run: Run) -> bool:
-        """Return whether the files exist, or the detector does not support the run."""
-        if run.method == "nms" and type(self.detector).candidates is Detector.candidates:
-            return True
-        return self.path(run).exists() and self._truth_path(run.on).exists()
+    def detections(self, run: Run) -> Detections:
+        """Return the predictions of a run."""
+        path = self.path(run)
+        if not path.exists():
+            self._execute(run).save(path)
+        return Detections.load(path)
 
-    def execute(self, run: Run) -> None:
-        """Write the predictions of a run and the objects of its frames."""
-        if not self._truth_path(run.on).exists():
-            truth = GroundTruth.from_frames(self.frames(run.on))
-            truth.save(self._truth_path(run.on), {"on": run.on})
-        if self.path(run).exists():
-            return
+    def _execute(self, run: Run) -> Detections:
         frames = self.frames(run.on)
+        some = frames[:1] if run.method == "glm" else frames
         try:
-            found = self._predict(
-                self._predictor(run), frames[:1] if run.method == "glm" else frames, run.key
-            )
+            return self._predict(self._predictor(run), some, run.key)
         except NotFiniteError as error:  # a result too: this setting gives no covariance
             found = self._predict(self.detector.detect, frames, run.key)
             reason = str(error).partition(" (box")[0]
-            found = replace(found, meta={**found.meta, "refused": reason})
-        found.save(self.path(run))
+            return replace(found, meta={**found.meta, "refused": reason})
 
     def _predict(
         self, model: Callable[[Any], Detections], frames: Sequence[Any], step: str
@@ -162,7 +155,7 @@ class Workspace:
             found.append(one)
             self.progress(step, number + 1, len(frames))
         joined = join_frames(found).to("cpu")
-        return replace(joined, meta={**joined.meta, "ms": times})
+        return replace(joined, meta={**joined.meta, "milliseconds": times})
 
     def _predictor(self, run: Run) -> Callable[[Any], Detections]:
         """Return the predictor of a run; the last one is reused if only the frames differ."""
@@ -177,6 +170,8 @@ class Workspace:
             posterior = restrict_posterior(self.posterior(run.share), run, self.detector)
         if run.method == "glm" and posterior is not None:
             return GLM(self.detector, posterior, max_boxes=self.setting.slow)
+        if run.epsilon is not None and posterior is not None:
+            return MCGLM(self.detector, posterior, run.samples, "fd", run.epsilon)
         model = predictor_of(self.detector, posterior, run.estimator)
         if not run.calibrated:
             return model
@@ -184,9 +179,6 @@ class Workspace:
         return calibrate(model, self.frames(CALIBRATION), progress=progress)
 
     # Results
-
-    def detections(self, run: Run) -> Detections:
-        return Detections.load(self.path(run))
 
     def records(self, run: Run) -> Records:
         """Return the predictions of a run, matched with the objects of its frames."""
@@ -198,7 +190,7 @@ class Workspace:
 
     def milliseconds(self, run: Run) -> list[float]:
         """Return the time of each frame but the first, which warms up."""
-        times: list[float] = self.detections(run).meta["ms"]
+        times: list[float] = self.detections(run).meta["milliseconds"]
         return times[1:] or times
 
     def plain_milliseconds(self) -> list[float]:
@@ -207,15 +199,14 @@ class Workspace:
         if not path.exists():
             write_json(path, plain_milliseconds(self.detector, self.frames(TEST)))
         with reading(path, "a list of milliseconds"):
-            times = [float(ms) for ms in read_json(path)]
-        return times[1:] or times
+            return [float(ms) for ms in read_json(path)]
 
     def truth(self, on: str) -> GroundTruth:
         """Return the objects of the frames."""
-        return GroundTruth.load(self._truth_path(on))[0]
-
-    def _truth_path(self, on: str) -> Path:
-        return self.folder / "truth" / f"{file_name(on)}.safetensors"
+        path = self.folder / "truth" / f"{file_name(on)}.safetensors"
+        if not path.exists():
+            GroundTruth.from_frames(self.frames(on)).save(path, {"on": on})
+        return GroundTruth.load(path)[0]
 
 
 def restrict_posterior(whole: Posterior, run: Run, detector: Detector) -> Posterior:
