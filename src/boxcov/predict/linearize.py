@@ -226,8 +226,20 @@ class LinearizationPoint:
         """``z`` minus the plain z, the short way in fields that wrap."""
         return short_way(z - self.z, self.linearized.shadow)
 
-    def detections(self, **extra: Any) -> Detections:
-        return replace(self.linearized.shadow.detections(self.selection, self.boxes), **extra)
+    def detections(self, logit_row: Tensor | None = None, **extra: Any) -> Detections:
+        """The plain boxes with further fields.
+
+        logit_row: (m, D + 1) the score logit's row of the joint covariance of box and logit.
+        """
+        found = self.linearized.shadow.detections(self.selection, self.boxes)
+        return replace(found, **extra, **logit_fields(logit_row))
+
+
+def logit_fields(row: Tensor | None) -> dict[str, Tensor]:
+    """Fields of ``Detections`` from the score logit's row (m, D + 1), if there is one."""
+    if row is None:
+        return {}
+    return {"score_variance": row[:, -1].contiguous(), "score_covariance": row[:, :-1].contiguous()}
 
 
 def _index(where: Any, rows: Tensor, m: int) -> Any:

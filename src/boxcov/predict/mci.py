@@ -19,15 +19,14 @@ from torch.overrides import TorchFunctionMode
 from boxcov._torch.layers import LayerCall, at_least_float32
 from boxcov._torch.modules import LayerCallMode, fresh
 from boxcov.detections import Detections
-from boxcov.detector import Detector, InstanceGroup
+from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, check_whole
 from boxcov.kfac.losses import select_parameters
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.forward_mode.derivatives import PosteriorSamples, sample_covariance
-from boxcov.predict.instances import InstancesCheck, instance_groups, leaves_read, with_leaves
-from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector, OnCall
-from boxcov.predict.predictor import Predictor, logit_fields
-from boxcov.predict.route import EngineOptions, Router, State
+from boxcov.predict.forward_mode.derivatives import sample_covariance
+from boxcov.predict.linearize import LinearizationPoint, OnCall
+from boxcov.predict.predictor import Predictor
+from boxcov.predict.route.mci import MCIRouter
 
 _DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
 _NOTHING_DROPPED = (
@@ -86,9 +85,7 @@ class MCI(Predictor):
         super().__init__(detector, posterior, names, with_logit=with_logit)
         self.dropout, self.samples, self.seed = dropout, samples, seed
         self._generator = torch.Generator(self.device)
-        self._samples: PosteriorSamples | None = None
-        if self.posterior is not None:
-            self._samples = PosteriorSamples(self.posterior, samples, seed)
+        self.etas = None if posterior is None else self.sample_posterior(samples, seed)
         self.router = self.build_router()
         self.set_error_model(None if posterior is None else posterior.error_model)
 
@@ -115,10 +112,9 @@ class MCI(Predictor):
         of_boxes = deltas[:, : point.boxes.shape[1]].contiguous()
         row = sample_covariance(deltas)[:, -1] if self.with_logit else None
         return point.detections(
+            row,
             boxes=point.boxes + of_boxes.mean(2).to(point.boxes.dtype),
             covariance=sample_covariance(of_boxes),
-            meta=self.settings(),
-            **logit_fields(row),
         )
 
     def _layer_sampler(
@@ -131,7 +127,7 @@ class MCI(Predictor):
         groups = self.router.groups(joint)
 
         def sample(point: LinearizationPoint, number: int) -> Tensor:
-            on_call = self._drop_inputs if self._samples is None else self._perturb(number)
+            on_call = self._drop_inputs if self.etas is None else self._perturb(number)
             if groups is None:
                 return point.z_by(on_call)
             z = torch.empty_like(joint.z)
@@ -148,44 +144,14 @@ class MCI(Predictor):
         return call(x=drop(call.x, self.dropout, self._generator))
 
     def _perturb(self, number: int) -> OnCall:
-        assert self._samples is not None
-        return self.linearized.substitute(self.linearized.moved(self._samples.etas, number))
+        assert self.etas is not None
+        return self.linearized.substitute(self.linearized.moved(self.etas, number))
 
     def _sample_own_dropout(self, point: LinearizationPoint, number: int) -> Tensor:
         with _ActiveDropout(self._generator) as active:
             z = point.z_of(point.linearized.shadow(fresh(point.inputs)))
         self._drops += active.count
         return z
-
-
-class MCIRouter(Router):
-    """The head per instance, if all chosen weights that affect the boxes are in it."""
-
-    def __init__(self, linearized: LinearizedDetector, options: EngineOptions) -> None:
-        super().__init__(linearized, options)
-        self.instances_check = InstancesCheck()
-
-    def needs_trunk(self) -> bool:
-        return self.instances_check.state is not State.VERIFIED
-
-    def groups(self, point: LinearizationPoint) -> list[InstanceGroup] | None:
-        """The instances of a frame; None if the whole network has to run."""
-        if self.instances_check.state is State.UNVERIFIED:
-            self._decide(point)
-        return instance_groups(point) if self.instances_check.state is State.VERIFIED else None
-
-    def _decide(self, point: LinearizationPoint) -> None:
-        check, watched = self.instances_check, with_leaves(point)
-        with torch.inference_mode(False), torch.enable_grad():
-            groups = instance_groups(watched)
-            read = {leaf for _, run in groups or [] for leaf in leaves_read(run())}
-        if groups is None:
-            check.refuse()
-        elif not check.verify(watched, {""}):
-            return
-        elif check.upstream(watched, read):
-            check.refuse()
-        self.settle("the whole network" if check.is_refused else "instances")
 
 
 def drop(x: Tensor, rate: float, generator: torch.Generator) -> Tensor:

@@ -60,6 +60,5 @@ class NMSSpread(Predictor):
         spread = delta.unsqueeze(2) * delta.unsqueeze(1) * shares  # (c, D, D)
         D = plain.shape[1]
         return point.detections(
-            covariance=plain.new_zeros(len(plain), D, D).index_add(0, by, spread),
-            meta=self.settings(),
+            covariance=plain.new_zeros(len(plain), D, D).index_add(0, by, spread)
         )

@@ -26,7 +26,7 @@ from boxcov.error_model.model import ErrorModel, describe_error_model
 from boxcov.errors import BoxcovError, NotFiniteError
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
-from boxcov.predict.route import DEFAULT_ENGINE, EngineOptions, Router
+from boxcov.predict.route.router import DEFAULT_ENGINE, EngineOptions, Router
 from boxcov.result_check import check_result, rows_in_range
 
 
@@ -86,6 +86,7 @@ class Predictor(ABC):
                 result = self.predict(point) if len(point.selection) else self._empty(point)
             finally:
                 self.linearized.trunk.forget()
+            result = replace(result, meta={**self.settings(), **result.meta})
             result = add_signals(result, detector_signals(point)) if with_signals else result
             if error_model is None:
                 return self.check(result, is_current)
@@ -174,13 +175,18 @@ class Predictor(ABC):
     def linearize(self) -> LinearizedDetector:
         return LinearizedDetector(self._detector, self._parameters)
 
+    def sample_posterior(self, count: int, seed: int) -> dict[str, Tensor]:
+        """Directions eta (count, *shape) by parameter name; ``seed`` decides them."""
+        assert self.posterior is not None
+        return self.posterior.sample(count, torch.Generator().manual_seed(seed))
+
     def build_router(self) -> Router:
         """A router that has verified nothing yet."""
         return Router(self.linearize(), self.engine)
 
     @abstractmethod
     def predict(self, point: LinearizationPoint) -> Detections:
-        """The detections of a frame with at least one box."""
+        """The detections of a frame with at least one box; ``settings`` are added to their meta."""
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
@@ -206,9 +212,7 @@ class Predictor(ABC):
         D = point.boxes.shape[1]
         zeros = at_least_float32(point.boxes).new_zeros
         row = zeros(0, D + 1) if self.with_logit else None
-        return point.detections(
-            covariance=zeros(0, D, D), meta=self.settings(), **logit_fields(row)
-        )
+        return point.detections(row, covariance=zeros(0, D, D))
 
     def _detector_settings(self) -> dict[str, Any]:
         """What every method says about the detector."""
@@ -275,10 +279,3 @@ def estimator(settings: Mapping[str, Any]) -> str:
     """
     method = "exact" if settings["method"] == "glm" else settings["method"]
     return method if settings.get("samples") is None else f"{method}, {settings['samples']} samples"
-
-
-def logit_fields(row: Tensor | None) -> dict[str, Any]:
-    """Fields of ``Detections`` from each logit's covariance with box and logit (m, D + 1)."""
-    if row is None:
-        return {}
-    return {"score_variance": row[:, -1].contiguous(), "score_covariance": row[:, :-1].contiguous()}

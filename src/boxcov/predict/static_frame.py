@@ -20,10 +20,11 @@ from boxcov.predict.head.cells import group_in_blocks, plan_own_cells
 from boxcov.predict.head.covariance import head_covariance
 from boxcov.predict.head.stages import decode_result
 from boxcov.predict.head.weights import HeadWeights, build_head_weights
-from boxcov.predict.instances import InstanceEngine, check_items, with_leaves
+from boxcov.predict.instances import InstanceEngine, with_leaves
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
 from boxcov.predict.predictor import add_signals, detector_signals
-from boxcov.predict.route import DEFAULT_ENGINE, EngineOptions
+from boxcov.predict.route.instances import check_items
+from boxcov.predict.route.router import DEFAULT_ENGINE, EngineOptions
 from boxcov.static_selection import StaticLimits, StaticSelection
 
 OUTPUTS = ("boxes", "scores", "labels", "covariance", "count", "left_off")

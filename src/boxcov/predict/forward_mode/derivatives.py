@@ -6,8 +6,6 @@ The covariance of boxes follows from them: ``sample_covariance``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -17,26 +15,11 @@ from boxcov._torch.layers import LayerCall, at_least_float32, full_precision
 from boxcov._torch.modules import LayerCallMode
 from boxcov._torch.process_state import Precision, matrix_precision
 from boxcov.errors import BoxcovError
-from boxcov.posterior.posterior import Posterior
 from boxcov.predict.forward_mode.directions import Directions, normalise
 from boxcov.predict.forward_mode.tangents import NoRule, Tangents, forward_mode, push_forward
 from boxcov.predict.linearize import LinearizationPoint, Weights
 
 _DIRECTIONS_AT_ONCE = 100  # by vmap(jvp), whose memory they take
-
-
-@dataclass(frozen=True)
-class PosteriorSamples:
-    """k directions eta, drawn from the posterior with ``seed`` when they are first needed."""
-
-    posterior: Posterior
-    count: int  # k
-    seed: int
-
-    @cached_property
-    def etas(self) -> dict[str, Tensor]:
-        """Directions (k, *shape) by parameter name, of all layers."""
-        return self.posterior.sample(self.count, torch.Generator().manual_seed(self.seed))
 
 
 class ForwardModeError(BoxcovError):

@@ -1,7 +1,7 @@
 """Engine: covariances and directional derivatives of a head that is given as stages.
 
 It computes from ``Detector.stages`` and caches what does not depend on the frame. Whether its
-result is used is decided in ``predict/route.py``.
+result is used is decided in ``predict/route/``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 from boxcov._torch.process_state import Precision, matrix_precision
 from boxcov.head_stages import HeadStages
 from boxcov.posterior.posterior import Posterior
+from boxcov.predict.backward_mode import field_gradients
 from boxcov.predict.cuda.static_graph import Graphs, Many
 from boxcov.predict.head.cells import (
     Cells,
@@ -162,9 +163,8 @@ def decode_result(
     with torch.enable_grad():
         outputs = outputs.detach().requires_grad_()
         boxes = staged.decode(outputs, staged.row, staged.column)
-        m, D = boxes.shape
-        ones = torch.eye(D, dtype=boxes.dtype, device=boxes.device).unsqueeze(1).expand(D, m, D)
-        (J,) = torch.autograd.grad(boxes, outputs, ones, is_grads_batched=True)  # (D, m, R)
+    (J,) = field_gradients(boxes, [outputs])  # (D, m, R)
+    assert J is not None
     J = J.transpose(0, 1).to(total.dtype)
     of_boxes = J @ total if head.has_directions else J @ total @ J.transpose(1, 2)
     return (of_boxes,) if below is None else (of_boxes, J @ below)
