@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from time import monotonic
@@ -149,12 +149,6 @@ class Checkpoint:
             raise BoxcovError(
                 f"every_seconds must be a number of at least 0, got {self.every_seconds}"
             )
-
-    def for_rank(self, world: World) -> Checkpoint:
-        return replace(self, path=world.rank_path(self.path))
-
-    def second_pass(self) -> Checkpoint:
-        return replace(self, path=second_pass_path(self.path))
 
     def check_path(self, settings: Mapping[str, Any]) -> None:
         """Raise if the file exists although the run does not resume from it."""

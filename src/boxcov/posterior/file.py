@@ -18,7 +18,7 @@ from boxcov.error_model.model import ErrorModel
 from boxcov.errors import BoxcovError, BoxcovWarning, join_names
 from boxcov.files import to_json, write_safetensors
 from boxcov.input_file import conform, open_tensors
-from boxcov.posterior.householder import PackedFactor, check_packed
+from boxcov.posterior.householder import TENSORS, PackedFactor, check_packed
 from boxcov.posterior.kronecker_block import (
     MAX_PRECISION,
     Eigendecomposition,
@@ -289,9 +289,7 @@ def _factor(
         _check_factor(factor, (groups, n, n), what)
         _check_orthonormal(factor.vectors, what)
         return factor
-    packed = PackedFactor(
-        n, held["exact"], held["rounded"], held["scale"], held["values"], held["rest"]
-    )
+    packed = PackedFactor(n, **{name: held[name] for name in TENSORS})
     check_packed(packed, groups, what)
     return Eigendecomposition(*packed.unpack(), packed)
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 STEPS = 32767  # largest int16
+TENSORS = ("exact", "rounded", "scale", "values", "rest")  # of a packed factor
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,7 @@ class PackedFactor:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors by their names in a file."""
-        return {
-            "exact": self.exact,
-            "rounded": self.rounded,
-            "scale": self.scale,
-            "values": self.values,
-            "rest": self.rest,
-        }
+        return {name: getattr(self, name) for name in TENSORS}
 
     def unpack(self) -> tuple[Tensor, Tensor]:
         """Return the eigenvectors (G, n, n), in columns, and ascending eigenvalues (G, n)."""

@@ -221,13 +221,9 @@ class Posterior:
         block = self.blocks[name]
         if self.form == "eigen":
             return block.unrotate(xi * self.variances(name).sqrt())
-        L_Q, L_H = self._cholesky[name]
+        L_Q, L_H = block.cholesky(self.jitter)
         half = torch.linalg.solve_triangular(L_Q, xi, upper=False, left=False)
         return torch.linalg.solve_triangular(L_H.transpose(1, 2), half, upper=True)
-
-    @cached_property
-    def _cholesky(self) -> dict[str, tuple[Tensor, Tensor]]:
-        return {name: block.cholesky(self.jitter) for name, block in self.blocks.items()}
 
     @full_precision()
     def quadratic(self, gradients: Mapping[str, Tensor]) -> Tensor:

@@ -54,7 +54,9 @@ def _gradients_of(z: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def field_gradients(z: Tensor, at: Sequence[Tensor | GradientEdge]) -> list[Tensor | None]:
+def field_gradients(
+    z: Tensor, at: Sequence[Tensor] | Sequence[GradientEdge]
+) -> list[Tensor | None]:
     """Gradients (D, *shape) of the sums over rows of z (m, D): D backward passes, batched."""
     m, D = z.shape
     seeds = torch.eye(D, dtype=z.dtype, device=z.device).unsqueeze(1).expand(D, m, D)

@@ -54,20 +54,16 @@ class ExactGLM(PosteriorPredictor):
     ) -> None:
         if samples is not None:
             check_whole("samples", samples, 2)
-        super().__init__(detector, posterior, with_logit, engine)
         self.samples, self.seed = samples, seed
-        self.etas = None if samples is None else self.sample_posterior(samples, seed)
+        super().__init__(detector, posterior, with_logit, engine)
         head = part_modules(detector)["head"]
         own = {id(p) for module in head for p in module.parameters()}
         named = dict(detector.named_parameters(remove_duplicate=False))
         self._reaches_below = any(id(named[name]) not in own for name in posterior.parameters)
-        self.router = self.build_router()
-        self.set_error_model(posterior.error_model)
 
     def build_router(self) -> ExactRouter:
-        return ExactRouter(
-            self.linearize(), self.posterior, self.engine, self.etas, self.with_logit
-        )
+        etas = None if self.samples is None else self.etas
+        return ExactRouter(self.linearize(), self.posterior, self.engine, etas, self.with_logit)
 
     def settings(self) -> dict[str, Any]:
         own = {"samples": self.samples, "seed": self.seed}

@@ -44,10 +44,8 @@ class GLM(PosteriorPredictor):
     ) -> None:
         if max_boxes is not None:
             check_whole("max_boxes", max_boxes)
-        super().__init__(detector, posterior, with_logit)
         self.max_boxes = max_boxes
-        self.router = self.build_router()
-        self.set_error_model(posterior.error_model)
+        super().__init__(detector, posterior, with_logit)
         self.router.settle("one backward pass per number", "the same")
 
     def predict(self, point: LinearizationPoint) -> Detections:

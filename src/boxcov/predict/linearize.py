@@ -235,7 +235,7 @@ class LinearizationPoint:
         return replace(found, **extra, **logit_fields(logit_row))
 
 
-def logit_fields(row: Tensor | None) -> dict[str, Tensor]:
+def logit_fields(row: Tensor | None) -> dict[str, Any]:
     """Fields of ``Detections`` from the score logit's row (m, D + 1), if there is one."""
     if row is None:
         return {}

@@ -42,6 +42,7 @@ class MCGLM(PosteriorPredictor):
 
     method = "mcglm"
     router: DirectionRouter | Router  # of finite differences
+    samples: int
 
     def __init__(
         self,
@@ -59,11 +60,8 @@ class MCGLM(PosteriorPredictor):
         check_choice("derivative", derivative, Derivative)
         if not epsilon > 0:
             raise BoxcovError(f"epsilon must be above 0, got {epsilon}")
-        super().__init__(detector, posterior, with_logit, engine)
         self.samples, self.derivative, self.epsilon, self.seed = samples, derivative, epsilon, seed
-        self.etas = self.sample_posterior(samples, seed)
-        self.router = self.build_router()
-        self.set_error_model(posterior.error_model)
+        super().__init__(detector, posterior, with_logit, engine)
 
     def build_router(self) -> DirectionRouter | Router:
         if self.derivative == "fd":

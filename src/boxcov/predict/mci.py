@@ -58,6 +58,7 @@ class MCI(Predictor):
 
     method = "mci"
     router: MCIRouter
+    samples: int
 
     def __init__(
         self,
@@ -82,12 +83,9 @@ class MCI(Predictor):
                 f"dropout must lie between 0 and 1, got {dropout}; None uses the detector's own "
                 "dropout layers"
             )
-        super().__init__(detector, posterior, names, with_logit=with_logit)
         self.dropout, self.samples, self.seed = dropout, samples, seed
+        super().__init__(detector, posterior, names, with_logit=with_logit)
         self._generator = torch.Generator(self.device)
-        self.etas = None if posterior is None else self.sample_posterior(samples, seed)
-        self.router = self.build_router()
-        self.set_error_model(None if posterior is None else posterior.error_model)
 
     def build_router(self) -> MCIRouter:
         return MCIRouter(self.linearize(), self.engine)
@@ -127,7 +125,7 @@ class MCI(Predictor):
         groups = self.router.groups(joint)
 
         def sample(point: LinearizationPoint, number: int) -> Tensor:
-            on_call = self._drop_inputs if self.etas is None else self._perturb(number)
+            on_call = self._drop_inputs if self.posterior is None else self._perturb(number)
             if groups is None:
                 return point.z_by(on_call)
             z = torch.empty_like(joint.z)
@@ -144,7 +142,6 @@ class MCI(Predictor):
         return call(x=drop(call.x, self.dropout, self._generator))
 
     def _perturb(self, number: int) -> OnCall:
-        assert self.etas is not None
         return self.linearized.substitute(self.linearized.moved(self.etas, number))
 
     def _sample_own_dropout(self, point: LinearizationPoint, number: int) -> Tensor:

@@ -36,7 +36,6 @@ class NMSSpread(Predictor):
                 "candidates()"
             )
         super().__init__(detector, None, [])
-        self.router = self.build_router()
 
     def settings(self) -> dict[str, Any]:
         return {"method": self.method, **self._detector_settings()}

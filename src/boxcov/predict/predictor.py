@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, ClassVar, NoReturn
 
 import torch
@@ -31,11 +32,17 @@ from boxcov.result_check import check_result, rows_in_range
 
 
 class Predictor(ABC):
-    """A method: ``model(inputs)`` returns ``Detections`` with a covariance for each box."""
+    """A method: ``model(inputs)`` returns ``Detections`` with a covariance for each box.
+
+    A subclass sets its own arguments before it calls ``__init__``, which builds the router.
+    """
 
     method: ClassVar[str]
     router: Router
     posterior: Posterior | None  # MC dropout and NMS spread have none
+    error_model: ErrorModel | None
+    samples: int | None  # k
+    seed: int
 
     def __init__(
         self,
@@ -58,12 +65,13 @@ class Predictor(ABC):
         self.engine = engine
         self.device = next(detector.parameters()).device
         self.posterior = None if posterior is None else posterior.to(self.device)
-        self.error_model: ErrorModel | None = None
         self._detector, self._parameters = detector, parameters
         self._fingerprint = fingerprint(detector)
         self._configuration = detector.configuration()
         self._watch_weights()
         self._lock = ProcessLock()  # the trunk cache holds one frame at a time
+        self.router = self.build_router()
+        self.set_error_model(None if posterior is None else posterior.error_model)
 
     def __call__(self, inputs: Any) -> Detections:
         """The detector's boxes, scores and labels, with a covariance for each box.
@@ -167,6 +175,13 @@ class Predictor(ABC):
             f"{type(self).__name__}(detector, Posterior.load(path, detector))"
         )
 
+    @cached_property
+    def etas(self) -> dict[str, Tensor]:
+        """``samples`` directions (k, *shape) by parameter name, drawn with ``seed``."""
+        assert self.posterior is not None
+        assert self.samples is not None
+        return self.posterior.sample(self.samples, torch.Generator().manual_seed(self.seed))
+
     @property
     def linearized(self) -> LinearizedDetector:
         """The detector as a function of the weights."""
@@ -174,11 +189,6 @@ class Predictor(ABC):
 
     def linearize(self) -> LinearizedDetector:
         return LinearizedDetector(self._detector, self._parameters)
-
-    def sample_posterior(self, count: int, seed: int) -> dict[str, Tensor]:
-        """Directions eta (count, *shape) by parameter name; ``seed`` decides them."""
-        assert self.posterior is not None
-        return self.posterior.sample(count, torch.Generator().manual_seed(seed))
 
     def build_router(self) -> Router:
         """A router that has verified nothing yet."""

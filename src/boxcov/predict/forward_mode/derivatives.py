@@ -16,7 +16,7 @@ from boxcov._torch.modules import LayerCallMode
 from boxcov._torch.process_state import Precision, matrix_precision
 from boxcov.errors import BoxcovError
 from boxcov.predict.forward_mode.directions import Directions, normalise
-from boxcov.predict.forward_mode.tangents import NoRule, Tangents, forward_mode, push_forward
+from boxcov.predict.forward_mode.tangents import NoRule, Tangents, push_forward, vmap_jvp
 from boxcov.predict.linearize import LinearizationPoint, Weights
 
 _DIRECTIONS_AT_ONCE = 100  # by vmap(jvp), whose memory they take
@@ -35,18 +35,15 @@ def directional_derivatives(point: LinearizationPoint, etas: Weights) -> Tensor:
             "derivative='fd' with an epsilon for half precision, or ExactGLM with a head posterior"
         )
     theta = point.linearized.theta()
-    at = {name: theta[name] for name in etas}
-    scaled, scale = normalise(etas, at)
+    scaled, scale = normalise(etas, theta)
     size = _DIRECTIONS_AT_ONCE if len(scale) > _DIRECTIONS_AT_ONCE else None  # None copies nothing
 
-    def one(eta: dict[str, Tensor]) -> Tensor:
-        u: Tensor = torch.func.jvp(point.z_at, (at,), (eta,))[1]
-        # vmap can only stack what depends on the direction: add a zero that does
-        return u + 0 * next(iter(eta.values())).flatten()[0]
+    def z(*weights: Tensor) -> list[Tensor]:
+        return [point.z_at(dict(zip(etas, weights)))]
 
     try:
-        with forward_mode():
-            u = torch.vmap(one, chunk_size=size)(scaled)
+        at = tuple(theta[name] for name in etas)
+        (u,) = vmap_jvp(z, at, tuple(scaled.values()), size)
     except NotImplementedError as error:
         raise ForwardModeError(
             "this detector uses an operation that torch cannot differentiate in forward mode "

@@ -10,8 +10,8 @@ the calls that the network makes, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -262,20 +262,17 @@ class Tangents(TorchFunctionMode):
         return out
 
 
-@contextmanager
-def forward_mode() -> Iterator[None]:
-    """One thread at a time: the levels of torch's forward mode belong to the process.
-
-    Attention by plain products: torch has no forward-mode derivative of a fused one.
-    """
-    with _LOCK, sdpa_kernel(SDPBackend.MATH):
-        yield
-
-
-def push_forward(
-    function: Callable[..., list[Tensor]], primals: tuple[Tensor, ...], tangents: tuple[Tensor, ...]
+def vmap_jvp(
+    function: Callable[..., list[Tensor]],
+    primals: tuple[Tensor, ...],
+    tangents: tuple[Tensor, ...],
+    chunk_size: int | None = None,
 ) -> list[Tensor]:
-    """Derivatives (k, ...) of each output along k tangents (k, *shape) of each input."""
+    """Derivatives (k, ...) of each output along k tangents (k, *shape) of each input.
+
+    One thread at a time: the levels of torch's forward mode belong to the process. Attention is
+    computed by plain products: torch has no forward-mode derivative of a fused one.
+    """
 
     def one(*moved: Tensor) -> list[Tensor]:
         found: list[Tensor] = torch.func.jvp(function, primals, moved)[1]
@@ -283,9 +280,16 @@ def push_forward(
         zero = 0 * (moved[0].flatten()[0] if moved[0].numel() else moved[0].sum())
         return [t + zero.to(t.dtype) for t in found]
 
+    with _LOCK, sdpa_kernel(SDPBackend.MATH):
+        return list(torch.vmap(one, chunk_size=chunk_size)(*tangents))
+
+
+def push_forward(
+    function: Callable[..., list[Tensor]], primals: tuple[Tensor, ...], tangents: tuple[Tensor, ...]
+) -> list[Tensor]:
+    """As ``vmap_jvp``; raise ``NoRule`` where torch has no rule."""
     try:
-        with forward_mode():
-            return list(torch.vmap(one)(*tangents))
+        return vmap_jvp(function, primals, tangents)
     except (RuntimeError, ValueError, TypeError) as error:  # no forward mode, or no batching
         raise NoRule(str(error)) from error
 

@@ -35,7 +35,7 @@ class MCIRouter(Router):
             read = {leaf for _, run in groups or [] for leaf in leaves_read(run())}
         if groups is None:
             check.refuse()
-        elif not check.verify(watched, {""}):
+        elif not check.verify(watched, set()):
             return
         elif check.upstream(watched, read):
             check.refuse()
