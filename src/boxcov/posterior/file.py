@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 from warnings import warn
 
 import torch
@@ -36,9 +36,16 @@ _KEY = "boxcov.posterior"
 _PROBES = 4
 _ORTHONORMAL = 1e-2  # rounding is at most 1e-4 for 3,500 eigenvectors of float32
 _ERROR_MODEL = "error_model."  # prefix of its tensors
-_NUMBERS = ("n_data", "loss", "jitter")
-_COUNTS = ("frames", "skipped")
-_CHOICES = {"fisher": FisherKind, "form": Form, "locations": Locations}
+# entries of the header that are fields of Posterior under the same name
+_ENTRIES: dict[str, Any] = {
+    **dict.fromkeys(("n_data", "loss", "jitter"), float),
+    **dict.fromkeys(("frames", "skipped"), int),
+    "fisher": FisherKind,
+    "form": Form,
+    "locations": Locations,
+    "meta": dict[str, Any],
+    "prior_precision": float | dict[str, float],
+}
 
 
 @dataclass(frozen=True)
@@ -73,12 +80,10 @@ def save(posterior: Posterior, path: str | Path) -> None:
         "format": _format(posterior),
         "version": __version__,
         "blocks": [_about(block, numbers) for block in posterior.blocks.values()],
-        "prior_precision": posterior.prior_precision,
         "weights_sha256": posterior.fingerprint,
         "depth": posterior.depth,
-        "meta": dict(posterior.meta),
         "configuration": dict(posterior.configuration),
-        **{name: getattr(posterior, name) for name in (*_NUMBERS, *_COUNTS, *_CHOICES)},
+        **{name: getattr(posterior, name) for name in _ENTRIES},
     }
     if posterior.error_model is not None:
         about["error_model"] = posterior.error_model.to_json()
@@ -216,7 +221,7 @@ def _block(
     if eigenvalues is not None:
         what = f"the corrected eigenvalues of {layer.name}"
         _check_values(eigenvalues, (groups, n_out, n_in), Q.values.dtype, what)
-    square_norm = number(entry["square_norm"], "square_norm")
+    square_norm = conform(entry["square_norm"], float, "square_norm")
     return KroneckerBlock(layer, Q, H, square_norm, eigenvalues)
 
 
@@ -224,24 +229,13 @@ def _posterior(
     about: dict[str, Any], tensors: dict[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
 ) -> Posterior:
     about = {"locations": "all", "skipped": 0, "error": 0.0, "configuration": {}, **about}
-    values: dict[str, Any] = {name: number(about[name], name) for name in (*_NUMBERS, *_COUNTS)}
-    values |= {name: int(values[name]) for name in _COUNTS}
-    values |= {name: about[name] for name in _CHOICES}
-    is_known = all(values[name] in get_args(choices) for name, choices in _CHOICES.items())
-    if not is_known or not isinstance(about["meta"], dict):
-        choices = [values[name] for name in _CHOICES]
-        raise ValueError(f"{choices!r} with a meta of {about['meta']!r}")
-    tau = about["prior_precision"]
-    if isinstance(tau, dict):
-        tau = {str(name): number(value, "prior_precision") for name, value in tau.items()}
+    values = {name: conform(about[name], kind, name) for name, kind in _ENTRIES.items()}
     return Posterior(
         blocks=_blocks(about["blocks"], tensors, shapes, values["n_data"]),
-        prior_precision=tau if isinstance(tau, dict) else number(tau, "prior_precision"),
         fingerprint=about["weights_sha256"],
         depth=str(about["depth"]),
-        meta=about["meta"],
         configuration=about["configuration"],
-        error=float("inf") if about["error"] is None else number(about["error"], "error"),
+        error=float("inf") if about["error"] is None else conform(about["error"], float, "error"),
         **values,
     )
 
@@ -328,10 +322,3 @@ def _check_values(values: Tensor, shape: tuple[int, ...], dtype: torch.dtype, wh
             f"{what} have shape {tuple(values.shape)} and {values.dtype}, "
             "or are negative or not finite"
         )
-
-
-def number(value: Any, what: str) -> float:
-    """Return a finite number of a header; raise ValueError otherwise."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
-        raise ValueError(f"{what} is {value!r}, expected a finite number")
-    return float(value)
