@@ -180,7 +180,7 @@ def test_directions_that_reach_below_the_head(data, depth: str, count: int) -> N
     detector = chosen(count)
     model = MCGLM(detector, boxcov.fit(detector, data, depth=depth, prior_precision=1.0), samples=4)
     first, found = model(data[0][0]), model(data[0][0])
-    assert model.router._has_below
+    assert model.router._etas_below
     assert model.router.tangents_check.state is State.VERIFIED
     assert torch.equal(first.covariance, found.covariance)
     A = directional_derivatives(model.linearized.at(data[0][0]), model.etas)

@@ -30,7 +30,8 @@ class DirectionRouter(TangentRouter):
     ) -> None:
         super().__init__(linearized, posterior, options)
         self.etas, self.with_logit = etas, with_logit
-        self._has_below = False  # known once the stages are verified
+        # directions of weights below the stages that boxes depend on, once these are verified
+        self._etas_below: Mapping[str, Tensor] = {}
 
     def needs_trunk(self) -> bool:
         has_stages = not self.stages_check.is_refused
@@ -38,16 +39,14 @@ class DirectionRouter(TangentRouter):
             return True
         if self.tangents_check.is_verified:
             return False
-        return not has_stages or self._has_below or self.with_logit
+        return not has_stages or bool(self._etas_below) or self.with_logit
 
     def next_tangents(self) -> Tangents | None:
         if self.route is None or self.tangents_check.is_refused:
             return None
         if self.with_logit or self.stages_check.is_refused:
             return self.propagation.tangents(self.etas)
-        if not self._has_below:
-            return None
-        return self.propagation.tangents(self._etas_below(), self.staged_head.first_layer)
+        return self.propagation.tangents(self._etas_below, self.staged_head.first_layer)
 
     def derivatives(self, point: LinearizationPoint) -> tuple[Tensor, Tensor]:
         """J eta of the boxes (m, D, k) and of z, which includes the logit if there is one."""
@@ -82,7 +81,7 @@ class DirectionRouter(TangentRouter):
             D = point.boxes.shape[1]
             return None if every is None else (every[:, :D].contiguous(), every)
         boxes = staged.head
-        if self._has_below:
+        if self._etas_below:
             if staged.below is None:
                 return None
             boxes = boxes + self.propagation.rescale(staged.below)
@@ -103,7 +102,7 @@ class DirectionRouter(TangentRouter):
         fast = self._verify_fast(point, staged, A) if agrees else None
         rest = "propagated tangents" if self.tangents_check.is_verified else "vmap(jvp)"
         if self.stages_check.is_verified:
-            self.settle("stages", rest if self._has_below else "none")
+            self.settle("stages", rest if self._etas_below else "none")
         else:
             self.settle(rest, rest)
         return (boxes, A) if fast is None else fast
@@ -114,10 +113,11 @@ class DirectionRouter(TangentRouter):
         slow: the derivatives (m, D, k) of all layers. Their cost does not depend on m, so all boxes
         are compared.
         """
-        below, head = self._etas_below(), replace(point, logits=None)
+        head, names = replace(point, logits=None), self.staged_head.parameters
+        own = {name: eta for name, eta in self.etas.items() if name in names}
+        below = {name: eta for name, eta in self.etas.items() if name not in names}
         two = {name: eta[:2] for name, eta in below.items()}
         has_below = bool(two) and bool(directional_derivatives(head, two).any())
-        own = {name: eta for name, eta in self.etas.items() if name not in below}
         if has_below:  # with fewer weights the trunk reaches up to the head: equal features
             head = LinearizedDetector(self.linearized.detector, list(own)).at(point.inputs)
         if has_below or slow.is_cuda:  # a GPU may compute ``slow`` in TF32
@@ -125,7 +125,7 @@ class DirectionRouter(TangentRouter):
                 slow = directional_derivatives(head, own)
         agrees = self.stages_check.compare(staged, slow)
         if agrees:
-            self._has_below = has_below
+            self._etas_below = below if has_below else {}
         return agrees
 
     def _verify_fast(
@@ -147,8 +147,3 @@ class DirectionRouter(TangentRouter):
         if fast is None or tangents is None or self.tangents_check.covers({tangents.ends}):
             return fast
         return fast if self.tangents_check.compare(fast[1], A, tangents.ends) else None
-
-    def _etas_below(self) -> Mapping[str, Tensor]:
-        """Directions of the weights that the stages do not account for."""
-        own = self.staged_head.parameters
-        return {name: eta for name, eta in self.etas.items() if name not in own}

@@ -48,20 +48,20 @@ class ExactRouter(TangentRouter):
         self.etas, self.with_logit = etas, with_logit
         self.instances = InstanceEngine(linearized, posterior)
         self.instances_check = InstancesCheck()
-        self._below_stages: list[str] = []  # known once the stages are verified
+        # layers below the stages, and the directions of their weights, once these are verified
+        self._layers_below: list[str] = []
+        self._etas_below: Mapping[str, Tensor] = {}
         self._warned_of_slow_logit = False
 
     def needs_trunk(self) -> bool:
         if self.with_logit or not self.stages_check.is_verified:
             return True
-        return bool(self._below_stages) and not self.tangents_check.is_verified
+        return bool(self._layers_below) and not self.tangents_check.is_verified
 
     def next_tangents(self) -> Tangents | None:
-        if self.etas is None or not self._below_stages or self.tangents_check.is_refused:
+        if self.tangents_check.is_refused:
             return None
-        return self.propagation.tangents(
-            self._etas(self._below_stages), self.staged_head.first_layer
-        )
+        return self.propagation.tangents(self._etas_below, self.staged_head.first_layer)
 
     def covariance(self, point: LinearizationPoint) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The covariance of the boxes (m, D, D), the row (m, D + 1) of the score logit, and the
@@ -76,7 +76,7 @@ class ExactRouter(TangentRouter):
         """By stages where they are verified for all boxes, else by instance or not at all."""
         staged = self.staged_head.run(point)
         if staged is not None and not self.stages_check.new_kinds(staged):
-            return HeadPart(staged.head, self._below_stages, staged.below)
+            return HeadPart(staged.head, self._layers_below, staged.below)
         point = self.with_trunk(point)
         if staged is None:
             part = self._head_by_instance(point)
@@ -97,7 +97,7 @@ class ExactRouter(TangentRouter):
         part = self._head_by_instance(some or point)
         compared = None if some is None else rows
         if self._has_layers(part) and self.stages_check.compare(staged, part.covariance, compared):
-            self._below_stages = part.below
+            self._layers_below, self._etas_below = part.below, self._etas(part.below)
             return HeadPart(staged.head, part.below)
         return part if some is None else self._head_by_instance(point)
 
@@ -139,7 +139,7 @@ class ExactRouter(TangentRouter):
         if head.tangents_below is not None and is_verified:
             return sample_covariance(self.propagation.rescale(head.tangents_below))
         A = directional_derivatives(self.with_trunk(point), self._etas(head.below))
-        fast = self._verify_tangents(point, A) if head.below == self._below_stages else None
+        fast = self._verify_tangents(point, A) if head.below == self._layers_below else None
         return sample_covariance(A if fast is None else fast)
 
     def _verify_tangents(self, point: LinearizationPoint, slow: Tensor) -> Tensor | None:
@@ -162,7 +162,8 @@ class ExactRouter(TangentRouter):
 
     def _etas(self, layers: list[str]) -> dict[str, Tensor]:
         """The directions of some layers, cut from those of all: a seed gives the same ones."""
-        assert self.etas is not None
+        if self.etas is None:
+            return {}
         return {name: self.etas[name] for name in self.posterior.restricted(layers).parameters}
 
     def _logit_row(self, point: LinearizationPoint, head: HeadPart) -> Tensor:
