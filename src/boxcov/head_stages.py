@@ -103,26 +103,16 @@ def crop(
     >>> crops.shape, int(inside.sum())
     (torch.Size([1, 4, 3, 3]), 4)
     """
-    rows, columns, inside = window(features, row, column, radius)
-    picked = features.movedim(1, 3)[frame[:, None, None], rows, columns]  # (m, s, s, C)
+    around = torch.arange(-radius, radius + 1, device=features.device)
+    rows = (row[:, None] + around)[:, :, None]  # (m, s, 1)
+    columns = (column[:, None] + around)[:, None, :]  # (m, 1, s)
+    height, width = features.shape[2:]
+    inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)  # (m, s, s)
+    picked = features.movedim(1, 3)[
+        frame[:, None, None], rows.clamp(0, height - 1), columns.clamp(0, width - 1)
+    ]  # (m, s, s, C)
     mask = inside.unsqueeze(1).to(features.dtype)
     return picked.movedim(3, 1) * mask, mask
-
-
-def window(
-    features: Tensor, row: Tensor, column: Tensor, radius: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return rows (m, s, 1) and columns (m, 1, s) of the cells around m cells of the maps.
-
-    A cell outside the map gets the place of the nearest one inside. The third result (m, s, s)
-    tells which cells are inside.
-    """
-    height, width = features.shape[2:]
-    around = torch.arange(-radius, radius + 1, device=features.device)
-    rows = (row[:, None] + around)[:, :, None]
-    columns = (column[:, None] + around)[:, None, :]
-    inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
-    return rows.clamp(0, height - 1), columns.clamp(0, width - 1), inside
 
 
 def run_on_crops(module: nn.Module, x: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,12 +1,11 @@
-"""Engine for any detector: ``J Sigma J^T`` by backward passes, batched."""
+"""Engine for any detector: ``J Sigma J^T`` by one backward pass per number, batched."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
 
 from boxcov._torch.layers import at_least_float32
 from boxcov.posterior.kronecker_block import MEMORY
@@ -17,7 +16,7 @@ _EVERY = slice(None)  # all fields of z
 
 
 def autograd_covariance(point: LinearizationPoint, posterior: Posterior) -> Tensor:
-    """``J Sigma J^T`` of z (m, D, D), by one backward pass per number."""
+    """``J Sigma J^T`` of z (m, D, D), for the layers of ``posterior``."""
     return torch.cat([posterior.quadratic(g) for _, g in gradients(point, posterior)])
 
 
@@ -52,17 +51,3 @@ def _gradients_of(z: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         name: at_least_float32(w.new_zeros(c, D, *w.shape) if g is None else g.unflatten(0, (c, D)))
         for (name, w), g in zip(weights.items(), found)
     }
-
-
-def field_gradients(
-    z: Tensor, at: Sequence[Tensor] | Sequence[GradientEdge]
-) -> list[Tensor | None]:
-    """Gradients (D, *shape) of the sums over rows of z (m, D): D backward passes, batched."""
-    m, D = z.shape
-    seeds = torch.eye(D, dtype=z.dtype, device=z.device).unsqueeze(1).expand(D, m, D)
-    with torch.enable_grad():
-        return list(
-            torch.autograd.grad(
-                z, at, seeds, is_grads_batched=True, allow_unused=True, retain_graph=True
-            )
-        )

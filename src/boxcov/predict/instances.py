@@ -21,8 +21,7 @@ from boxcov.detector import Detector, InstanceGroup
 from boxcov.errors import BoxcovError
 from boxcov.posterior.kronecker_block import layer_covariance
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.backward_mode import field_gradients
-from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
+from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector, field_gradients
 
 LayerUses = dict[str, list[tuple[LayerCall, GradientEdge]]]
 """By weight, the layer calls that used it, and where the gradient enters each."""

@@ -7,13 +7,14 @@ posterior weight, runs once per frame.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from boxcov._torch.layers import LayerCall
@@ -211,7 +212,7 @@ class LinearizationPoint:
         return _append(boxes, logits)
 
     def z_at(self, weights: Weights) -> Tensor:
-        """z(theta) of the same instances under other weights, differentiable in them."""
+        """z(theta) of the same instances with other weights, differentiable in them."""
         return self.z_by(self.linearized.substitute(weights))
 
     def z_by(self, on_call: OnCall) -> Tensor:
@@ -266,6 +267,20 @@ def short_way(delta: Tensor, detector: Detector) -> Tensor:
     return delta
 
 
+def field_gradients(
+    z: Tensor, at: Sequence[Tensor] | Sequence[GradientEdge]
+) -> list[Tensor | None]:
+    """Gradients (D, *shape) of the sums over rows of z (m, D): D backward passes, batched."""
+    m, D = z.shape
+    seeds = torch.eye(D, dtype=z.dtype, device=z.device).unsqueeze(1).expand(D, m, D)
+    with torch.enable_grad():
+        return list(
+            torch.autograd.grad(
+                z, at, seeds, is_grads_batched=True, allow_unused=True, retain_graph=True
+            )
+        )
+
+
 class Trunk:
     """Records and replays outputs of the modules of a shadow, whose ``forward`` it replaces.
 
@@ -294,12 +309,10 @@ class Trunk:
         """End the trunk of this pass; called at each use of a posterior weight."""
         self._is_over = True
 
-    @contextmanager
-    def recording(self) -> Iterator[None]:
+    def recording(self) -> AbstractContextManager[None]:
         """Record one pass at the trained weights; drops the previous frame."""
         self.forget()
-        with self._in("record"):
-            yield
+        return self._in("record")
 
     def intact(self) -> bool:
         """Whether no recorded tensor was changed in place; changed ones are copied from now on."""
@@ -307,10 +320,8 @@ class Trunk:
         self._changed |= changed
         return not changed
 
-    @contextmanager
-    def replaying(self) -> Iterator[None]:
-        with self._in("replay"):
-            yield
+    def replaying(self) -> AbstractContextManager[None]:
+        return self._in("replay")
 
     def forget(self) -> None:
         self._memory.clear()

@@ -72,10 +72,10 @@ class TangentPropagation:
     ) -> Tangents | None:
         """Tangents for the next pass along ``etas`` (k, *shape) by name, the same object each time.
 
-        None without directions, and under autocast.
+        None under autocast.
         """
         device = next(iter(self.weights.values())).device.type
-        if not etas or torch.is_autocast_enabled(device):
+        if torch.is_autocast_enabled(device):
             return None
         if self._directions is None or self._given is not etas:
             self._given, self._directions = etas, Directions(etas, self.weights, self.precision)

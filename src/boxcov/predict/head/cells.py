@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from boxcov.head_stages import HeadStages, window
+from boxcov.head_stages import HeadStages
 from boxcov.posterior.kronecker_block import MEMORY
 from boxcov.predict.head.weights import HeadWeights, StageWeights
 
@@ -183,8 +183,12 @@ def _window_cells(staged: HeadStages, radius: int) -> tuple[Tensor, Tensor]:
     A cell outside gets the number of the nearest cell inside.
     """
     height, width = staged.features.shape[2:]
-    rows, columns, inside = window(staged.features, staged.row, staged.column, radius)
-    return (staged.frame[:, None, None] * height + rows) * width + columns, inside
+    around = torch.arange(-radius, radius + 1, device=staged.row.device)
+    rows = (staged.row[:, None] + around)[:, :, None]  # (m, s, 1)
+    columns = (staged.column[:, None] + around)[:, None, :]  # (m, 1, s)
+    inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
+    rows = staged.frame[:, None, None] * height + rows.clamp(0, height - 1)
+    return rows * width + columns.clamp(0, width - 1), inside
 
 
 def group_by_kind(kind: Tensor, kinds: int, most: int) -> Group:

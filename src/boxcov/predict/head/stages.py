@@ -15,7 +15,6 @@ from torch import Tensor
 from boxcov._torch.process_state import Precision, matrix_precision
 from boxcov.head_stages import HeadStages
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.backward_mode import field_gradients
 from boxcov.predict.cuda.static_graph import Graphs, Many
 from boxcov.predict.head.cells import (
     Cells,
@@ -26,7 +25,7 @@ from boxcov.predict.head.cells import (
 )
 from boxcov.predict.head.covariance import head_covariance
 from boxcov.predict.head.weights import TOLERANCE, HeadWeights, build_head_weights
-from boxcov.predict.linearize import LinearizationPoint
+from boxcov.predict.linearize import LinearizationPoint, field_gradients
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,8 @@ class DirectionRouter(TangentRouter):
             return None
         if self.with_logit or self.stages_check.is_refused:
             return self.propagation.tangents(self.etas)
+        if not self._etas_below:
+            return None
         return self.propagation.tangents(self._etas_below, self.staged_head.first_layer)
 
     def derivatives(self, point: LinearizationPoint) -> tuple[Tensor, Tensor]:

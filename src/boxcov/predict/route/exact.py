@@ -59,7 +59,7 @@ class ExactRouter(TangentRouter):
         return bool(self._layers_below) and not self.tangents_check.is_verified
 
     def next_tangents(self) -> Tangents | None:
-        if self.tangents_check.is_refused:
+        if not self._etas_below or self.tangents_check.is_refused:
             return None
         return self.propagation.tangents(self._etas_below, self.staged_head.first_layer)
 
