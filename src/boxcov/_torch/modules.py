@@ -60,9 +60,8 @@ def _copy(
     copy = object.__new__(type(module))
     memo[id(module)] = copy
     for name, value in module.__dict__.items():
-        copy.__dict__[name] = (
-            value if name in ("_parameters", "_buffers") else _rebind(value, replace, memo)
-        )
+        is_shared = name in ("_parameters", "_buffers")
+        copy.__dict__[name] = value if is_shared else _rebind(value, replace, memo)
     if replace:
         own = {
             name: p if p is None else replace.get(id(p), p)

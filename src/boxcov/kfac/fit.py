@@ -233,7 +233,7 @@ def _find_layers(
     accumulator: Accumulator, frames: Iterable[Any], options: FitOptions
 ) -> tuple[int, int]:
     """Find the layers by one forward pass; return the frames of the first item, and 1 item."""
-    for number, item in Items(frames, options.fraction, options.seed).starting_at(0):
+    for number, item in Items(frames, options.fraction, options.seed, World()).starting_at(0):
         inputs, _ = _load_item(item, number, accumulator.device)
         with torch.inference_mode(False):
             accumulator.find_layers(inputs)

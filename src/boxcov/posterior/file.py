@@ -95,11 +95,10 @@ def save(posterior: Posterior, path: str | Path) -> None:
 
 
 def _format(posterior: Posterior) -> int:
-    if any(block.Q.packed is not None for block in posterior.blocks.values()):
+    blocks = posterior.blocks.values()
+    if any(block.Q.packed is not None for block in blocks):
         return PACKED
-    return (
-        CORRECTED if any(not block.is_kronecker for block in posterior.blocks.values()) else FORMAT
-    )
+    return FORMAT if all(block.is_kronecker for block in blocks) else CORRECTED
 
 
 def load(path: str | Path, detector: Detector) -> Posterior:
@@ -176,17 +175,14 @@ def _error_model(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Err
 def _tensors(posterior: Posterior) -> tuple[dict[str, Tensor], dict[int, int]]:
     """Return the tensors of the file, and the number of each distinct factor by id."""
     numbers: dict[int, int] = {}
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for block in posterior.blocks.values():
         for factor in (block.Q, block.H):
             if id(factor) not in numbers:
                 number = numbers[id(factor)] = len(numbers)
-                held = (
-                    {"vectors": factor.vectors, "values": factor.values}
-                    if factor.packed is None
-                    else factor.packed.tensors()
-                )
-                tensors.update({f"factor.{number}.{name}": tensor for name, tensor in held.items()})
+                held = {"vectors": factor.vectors, "values": factor.values}
+                held = held if factor.packed is None else factor.packed.tensors()
+                tensors |= {f"factor.{number}.{name}": tensor for name, tensor in held.items()}
         if block.ekfac_eigenvalues is not None:
             tensors[f"corrected.{block.layer.name}"] = block.ekfac_eigenvalues
     return tensors, numbers
@@ -294,9 +290,8 @@ def _check_factor(factor: Eigendecomposition, shape: tuple[int, int, int], what:
     dtypes = {factor.vectors.dtype, factor.values.dtype}
     if dtypes not in ({torch.float32}, {torch.float64}):
         raise ValueError(f"{what} is of {dtypes}")
-    if not bool(factor.vectors.isfinite().all()) or not bool(
-        ((factor.values >= 0) & factor.values.isfinite()).all()
-    ):
+    is_valid = (factor.values >= 0) & factor.values.isfinite()
+    if not bool(factor.vectors.isfinite().all()) or not bool(is_valid.all()):
         raise ValueError(f"{what} holds a NaN, an infinity or a negative eigenvalue")
     if not bool((factor.vectors.abs() <= 1 + 1e-3).all()):
         raise ValueError(f"{what} has vectors longer than 1")
@@ -313,11 +308,8 @@ def _check_orthonormal(vectors: Tensor, what: str) -> None:
 
 
 def _check_values(values: Tensor, shape: tuple[int, ...], dtype: torch.dtype, what: str) -> None:
-    if (
-        tuple(values.shape) != shape
-        or values.dtype != dtype
-        or not bool(((values >= 0) & values.isfinite()).all())
-    ):
+    is_valid = bool(((values >= 0) & values.isfinite()).all())
+    if tuple(values.shape) != shape or values.dtype != dtype or not is_valid:
         raise ValueError(
             f"{what} have shape {tuple(values.shape)} and {values.dtype}, "
             "or are negative or not finite"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from boxcov._torch.layers import full_precision, to_matrix
+from boxcov._torch.layers import full_precision
 from boxcov._torch.modules import check_fingerprint
 from boxcov.detector import Detector, check_configuration
 from boxcov.error_model.model import ErrorModel, describe_error_model
@@ -230,11 +230,8 @@ class Posterior:
         """Return ``J Sigma J^T`` (..., D, D) of gradients (..., D, *shape) of all parameters."""
         parts = []
         for name, block in self.blocks.items():
-            layer = block.layer
-            bias = None if layer.bias is None else gradients[layer.bias]
-            matrix = to_matrix(gradients[layer.weight], bias, layer.geometry)
-            G = block.rotate(matrix.to(block.H.values.dtype)) * self.variances(name).sqrt()
-            G = G.flatten(-3)  # (..., D, w)
+            matrix = block.layer.matrix(gradients).to(block.H.values.dtype)
+            G = (block.rotate(matrix) * self.variances(name).sqrt()).flatten(-3)  # (..., D, w)
             parts.append(G @ G.transpose(-1, -2))
         return reduce(torch.add, parts)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_map_only
 
-from boxcov._torch.layers import LayerCall, at_least_float32, columns, rows, to_matrix
+from boxcov._torch.layers import LayerCall, at_least_float32, columns, rows
 from boxcov._torch.modules import LayerCallMode
 from boxcov.detector import Detector, InstanceGroup
 from boxcov.errors import BoxcovError
@@ -90,13 +90,9 @@ class InstanceEngine:
         weighted: dict[str, Tensor] = {}  # Sigma times the gradient
         row = at_least_float32(runs[0].z.detach()).new_zeros(c, D + 1)
         for name, block in self.posterior.blocks.items():
-            layer = block.layer
-            if layer.weight in gradients:
-                bias = None if layer.bias is None else gradients[layer.bias]
+            if block.layer.weight in gradients:
                 variances = self._variances[name]
-                matrix = to_matrix(gradients[layer.weight], bias, layer.geometry)[:, 0].to(
-                    variances
-                )
+                matrix = block.layer.matrix(gradients)[:, 0].to(variances)
                 weighted[name] = block.unrotate(block.rotate(matrix) * variances).to(row)
                 row[:, -1] += (weighted[name] * matrix).flatten(1).sum(1)
         for run in runs:

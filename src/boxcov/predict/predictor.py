@@ -107,7 +107,7 @@ class Predictor(ABC):
 
     def rows_in_range(self, found: Detections) -> Tensor:
         """Which rows (n,) ``check`` would accept, without a synchronisation."""
-        return rows_in_range(found, unknown=self._unknown(found), strict=False)
+        return rows_in_range(found, self._unknown(found))
 
     def _unknown(self, found: Detections) -> Tensor | None:
         """The fields whose errors the error model does not know."""

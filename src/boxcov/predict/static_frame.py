@@ -163,19 +163,17 @@ class FrameFunction:
 
     def _raw(self, inputs: Any) -> tuple[Any, Any, Tensor | None]:
         """Return the network's inputs, its raw outputs, and how many inputs are left off."""
-        if self.network is not None:
-            network, extra = self.network, None
+        network, extra, excess = self.network, None, None
+        if network is not None:
             if self.error_model is not None:
                 extra = self._side.run(lambda: network.signal_inputs(*inputs))
             raw, excess = network(*inputs)
-            return inputs, raw if extra is None else {**raw, SIGNAL_INPUTS: extra}, excess
-        extra = None
-        if isinstance(inputs, WithSignals):
-            inputs, extra = inputs
-        raw = (
-            self.linearized.recorded(inputs) if self.needs_trunk else self.linearized.shadow(inputs)
-        )
-        return inputs, raw if extra is None else {**raw, SIGNAL_INPUTS: extra}, None
+        else:
+            if isinstance(inputs, WithSignals):
+                inputs, extra = inputs
+            forward = self.linearized.recorded if self.needs_trunk else self.linearized.shadow
+            raw = forward(inputs)
+        return inputs, raw if extra is None else {**raw, SIGNAL_INPUTS: extra}, excess
 
 
 def _with_signals(point: LinearizationPoint, static: StaticSelection) -> Detections:

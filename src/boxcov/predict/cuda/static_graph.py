@@ -104,7 +104,7 @@ class StaticGraph:
     cannot enter the graph.
     """
 
-    def __init__(self, detector: Detector, weights: Iterable[Tensor] = ()) -> None:
+    def __init__(self, detector: Detector, weights: Iterable[Tensor]) -> None:
         self._shadow = shadow(detector)
         self._static_part = self._shadow.static_part()
         own = {id(p) for p in self._static_part.parameters()}

@@ -62,7 +62,7 @@ def directional_derivatives(point: LinearizationPoint, etas: Weights) -> Tensor:
 class TangentPropagation:
     """Tangents along k directions through one pass, and the derivatives of the boxes from them."""
 
-    def __init__(self, weights: Mapping[str, Tensor], precision: Precision = "float32") -> None:
+    def __init__(self, weights: Mapping[str, Tensor], precision: Precision) -> None:
         self.weights, self.precision = weights, precision
         self._given: Mapping[str, Tensor] = {}
         self._directions: Directions | None = None

@@ -24,7 +24,7 @@ from boxcov.predict.head.cells import (
     window_tables,
 )
 from boxcov.predict.head.covariance import head_covariance
-from boxcov.predict.head.weights import TOLERANCE, HeadWeights, build_head_weights
+from boxcov.predict.head.weights import HeadWeights, build_head_weights
 from boxcov.predict.linearize import LinearizationPoint, field_gradients
 
 
@@ -62,9 +62,9 @@ class StagedHead:
     def __init__(
         self,
         posterior: Posterior,
-        precision: Precision = "float32",
-        tolerance: float = TOLERANCE,
-        cuda_graphs: bool = True,
+        precision: Precision,
+        tolerance: float,
+        cuda_graphs: bool,
     ) -> None:
         self.posterior, self.precision, self.tolerance = posterior, precision, tolerance
         self.weights: HeadWeights | None = None  # of the stages of the last frame
