@@ -120,7 +120,7 @@ NUMBERS = [
     ),
     Mutant(
         "same seed, same draws",
-        "predict/forward_mode/derivatives.py",
+        "predict/predictor.py",
         "torch.Generator().manual_seed(self.seed)",
         "torch.Generator().manual_seed(torch.seed())",
         SAME,

@@ -114,6 +114,11 @@ def move(tree: Any, device: torch.device) -> Any:
     return tree_map_only(Tensor, lambda t: (t.clone() if t.is_inference() else t).to(device), tree)
 
 
+def float_leaves(tree: Any) -> list[Tensor]:
+    """Return the floating-point tensors of a pytree."""
+    return [t for t in tree_leaves(tree) if isinstance(t, Tensor) and t.is_floating_point()]
+
+
 def fresh(tree: Any) -> Any:
     """Return a copy of a pytree for one forward pass, which may change its inputs in place."""
     return tree_map_only(Tensor, lambda t: t.clone(), tree)

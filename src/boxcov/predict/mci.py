@@ -8,7 +8,7 @@ stays the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -99,12 +99,11 @@ class MCI(Predictor):
 
     def predict(self, point: LinearizationPoint) -> Detections:
         has_own_dropout = self.posterior is None and self.dropout is None
-        sample = self._sample_own_dropout if has_own_dropout else self._layer_sampler(point)
+        sampled = self._own_dropout(point) if has_own_dropout else self._layers(point)
         self._drops = 0
         self._generator.manual_seed(self.seed)  # equal frames give equal numbers
-        deltas = torch.stack(
-            [at_least_float32(point.difference(sample(point, i))) for i in range(self.samples)], 2
-        )  # (m, D, k)
+        columns = [at_least_float32(point.difference(z)) for z in sampled]
+        deltas = torch.stack(columns, 2)  # (m, D, k)
         if self.posterior is None and not self._drops:
             raise BoxcovError(_NOTHING_DROPPED if has_own_dropout else _NOTHING_CALLED)
         of_boxes = deltas[:, : point.boxes.shape[1]].contiguous()
@@ -115,40 +114,37 @@ class MCI(Predictor):
             covariance=sample_covariance(of_boxes),
         )
 
-    def _layer_sampler(
-        self, point: LinearizationPoint
-    ) -> Callable[[LinearizationPoint, int], Tensor]:
-        """Computes z (m, D) of the network with a given number."""
+    def _layers(self, point: LinearizationPoint) -> Iterator[Tensor]:
+        """z (m, D) of each network, with dropped inputs or perturbed weights of the layers."""
         # by instance always with logits: the boxes' masks must not depend on with_logit
         has_logits = type(self._detector).logits is not Detector.logits
         joint = point.with_logits() if has_logits else point
         groups = self.router.groups(joint)
-
-        def sample(point: LinearizationPoint, number: int) -> Tensor:
-            on_call = self._drop_inputs if self.posterior is None else self._perturb(number)
+        for number in range(self.samples):
+            on_call: OnCall = self._drop_inputs
+            if self.posterior is not None:
+                on_call = self.linearized.substitute(self.linearized.moved(self.etas, number))
             if groups is None:
-                return point.z_by(on_call)
+                yield point.z_by(on_call)
+                continue
             z = torch.empty_like(joint.z)
             with LayerCallMode(self.linearized.names, on_call):
                 for index, run in groups:
                     z[index] = run().to(z.dtype)
-            return z[:, : point.z.shape[1]]
-
-        return sample
+            yield z[:, : point.z.shape[1]]
 
     def _drop_inputs(self, name: str, call: LayerCall) -> Tensor:
         assert self.dropout is not None
         self._drops += 1
         return call(x=drop(call.x, self.dropout, self._generator))
 
-    def _perturb(self, number: int) -> OnCall:
-        return self.linearized.substitute(self.linearized.moved(self.etas, number))
-
-    def _sample_own_dropout(self, point: LinearizationPoint, number: int) -> Tensor:
-        with _ActiveDropout(self._generator) as active:
-            z = point.z_of(point.linearized.shadow(fresh(point.inputs)))
-        self._drops += active.count
-        return z
+    def _own_dropout(self, point: LinearizationPoint) -> Iterator[Tensor]:
+        """z (m, D) of each network, with the detector's own dropout layers active."""
+        for _ in range(self.samples):
+            with _ActiveDropout(self._generator) as active:
+                z = point.z_of(point.linearized.shadow(fresh(point.inputs)))
+            self._drops += active.count
+            yield z
 
 
 def drop(x: Tensor, rate: float, generator: torch.Generator) -> Tensor:

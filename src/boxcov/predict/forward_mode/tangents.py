@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from boxcov._torch.layers import LayerCall, parse
+from boxcov._torch.modules import float_leaves
 from boxcov._torch.process_state import ProcessLock, matrix_precision
 from boxcov.predict.forward_mode.directions import Directions, channels_last
 
@@ -242,7 +243,7 @@ class Tangents(TorchFunctionMode):
     def _by_jvp(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Any other operation: vmap(jvp) of it alone."""
         out = func(*args, **kwargs)
-        into = _float_leaves(out)
+        into = float_leaves(out)
         if not into:
             return out
         leaves, form = tree_flatten((args, kwargs))
@@ -253,7 +254,7 @@ class Tangents(TorchFunctionMode):
             for i, primal in zip(moving, primals):
                 filled[i] = primal
             own_args, own_kwargs = tree_unflatten(filled, form)
-            return _float_leaves(func(*own_args, **own_kwargs))
+            return float_leaves(func(*own_args, **own_kwargs))
 
         primals = tuple(leaves[i].detach() for i in moving)
         tangents = tuple(self._tangents[leaves[i]].whole().to(leaves[i].dtype) for i in moving)
@@ -292,11 +293,6 @@ def push_forward(
         return vmap_jvp(function, primals, tangents)
     except (RuntimeError, ValueError, TypeError) as error:  # no forward mode, or no batching
         raise NoRule(str(error)) from error
-
-
-def _float_leaves(tree: Any) -> list[Tensor]:
-    leaves = tree_leaves(tree)
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 
 def _slope(func: Any, x: Tensor, rest: list[Any], kwargs: Mapping[str, Any], out: Tensor) -> Tensor:

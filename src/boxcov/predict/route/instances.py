@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from boxcov._torch.layers import LayerCall, at_least_float32
-from boxcov._torch.modules import LayerCallMode
+from boxcov._torch.modules import LayerCallMode, float_leaves
 from boxcov.errors import BoxcovError, join_names
 from boxcov.predict.instances import (
     InstanceRun,
@@ -45,7 +43,7 @@ class InstancesCheck(Verification):
         has_logits = point.logits is not None
         subjects = {(has_logits, name) for name in weights}
         known = self._upstream.get(has_logits, [])
-        if self.covers(subjects) and len(known) == len(_float_tensors(point.raw)):
+        if self.covers(subjects) and len(known) == len(float_leaves(point.raw)):
             return True
         if self._compare(point) is not Verdict.AGREES:
             return False
@@ -54,7 +52,7 @@ class InstancesCheck(Verification):
 
     def upstream(self, point: LinearizationPoint, read: set[int]) -> set[str]:
         """The weights upstream of those raw outputs of ``point`` that were ``read`` (by id)."""
-        behind = zip(_float_tensors(point.raw), self._upstream[point.logits is not None])
+        behind = zip(float_leaves(point.raw), self._upstream[point.logits is not None])
         return set().union(*(names for tensor, names in behind if id(tensor) in read))
 
     def verify_items(self, run: InstanceRun, point: LinearizationPoint) -> None:
@@ -74,7 +72,7 @@ class InstancesCheck(Verification):
             theta = {name: w.requires_grad_() for name, w in linearized.theta().items()}
             on_call = linearized.substitute(theta)
             raw, decoded = point.raw_and_z_by(on_call)
-            behind = [_weights_behind(tensor, theta) for tensor in _float_tensors(raw)]
+            behind = [_weights_behind(tensor, theta) for tensor in float_leaves(raw)]
             self._upstream[point.logits is not None] = behind
             own = with_leaves(replace(point, raw=raw))
             z = torch.zeros_like(decoded)
@@ -168,10 +166,6 @@ def check_items(run: InstanceRun, detector_name: str) -> None:
                         f"{detector_name}.instances(): box i must depend on item i of every layer "
                         "alone, but items are mixed or in another order than the boxes"
                     )
-
-
-def _float_tensors(raw: Any) -> list[Tensor]:
-    return [t for t in tree_leaves(raw) if isinstance(t, Tensor) and t.is_floating_point()]
 
 
 def _weights_behind(tensor: Tensor, theta: dict[str, Tensor]) -> set[str]:
