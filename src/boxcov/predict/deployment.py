@@ -272,11 +272,9 @@ class CompiledModel:
                 f"the example with {len(expected)} boxes is beyond {self.limits}: "
                 "pass larger limits to boxcov.compile"
             )
-        same = (
-            _share_alike(found, expected) >= _SHARE_ALIKE
-            if self._network is not None
-            else len(found) == len(expected) and torch.equal(found.boxes, expected.boxes)
-        )
+        same = torch.equal(found.boxes, expected.boxes)
+        if self._network is not None:
+            same = _share_alike(found, expected) >= _SHARE_ALIKE
         is_comparable = same and len(found) == len(expected)
         if is_comparable and expected.covariance is not None and found.covariance is not None:
             errors = relative_errors(found.covariance, expected.covariance)
