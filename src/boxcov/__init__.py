@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from boxcov.predict.mcglm import MCGLM as MCGLM
     from boxcov.predict.mci import MCI as MCI
     from boxcov.predict.nms_spread import NMSSpread as NMSSpread
-    from boxcov.predict.route import EngineOptions as EngineOptions
+    from boxcov.predict.route.router import EngineOptions as EngineOptions
     from boxcov.wrapper import wrap as wrap
 
 # names are imported on first access, so that ``boxcov --help`` does not import torch
@@ -63,7 +63,7 @@ _HOMES = {
     "MCGLM": "predict.mcglm",
     "MCI": "predict.mci",
     "NMSSpread": "predict.nms_spread",
-    "EngineOptions": "predict.route",
+    "EngineOptions": "predict.route.router",
     "wrap": "wrapper",
 }
 

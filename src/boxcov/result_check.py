@@ -62,11 +62,9 @@ def check_result(
     )
 
 
-def rows_in_range(
-    found: Detections, *, unknown: Tensor | None = None, strict: bool = True
-) -> Tensor:
-    """Which boxes (m,) have all numbers in range, without a synchronisation."""
-    return torch.stack(list(_rules(found, unknown, strict).values())).all(0)
+def rows_in_range(found: Detections, unknown: Tensor | None) -> Tensor:
+    """Which boxes (m,) ``check_result(strict=False)`` accepts, without a synchronisation."""
+    return torch.stack(list(_rules(found, unknown, strict=False).values())).all(0)
 
 
 def _rules(found: Detections, unknown: Tensor | None, strict: bool) -> _Rules:

@@ -97,9 +97,10 @@ def best_rows(scores: Tensor, kept: Tensor, n: int) -> tuple[Tensor, Tensor, Ten
     n, k = min(n, len(scores)), len(scores)
     key = torch.where(kept, scores, -1.0)
     total = kept.long().sum()
+    counts = total.clamp(max=n), (total - n).clamp(min=0)
     if k > 8 * n:  # pairs of all scores would be too many
         best = key.topk(n).indices.sort().values
-        return best[best_rows(key[best], kept[best], n)[0]], *_counts(total, n)
+        return best[best_rows(key[best], kept[best], n)[0]], *counts
     place = torch.arange(k, device=scores.device)
     # equal scores keep their order, as in ``Detector.select``; ONNX has no stable sort
     is_ahead = (key.unsqueeze(0) > key.unsqueeze(1)) | (
@@ -107,12 +108,7 @@ def best_rows(scores: Tensor, kept: Tensor, n: int) -> tuple[Tensor, Tensor, Ten
     )
     rank = is_ahead.long().sum(1)
     index = torch.zeros_like(place).scatter(0, rank, place)[:n]
-    return index, *_counts(total, n)
-
-
-def _counts(total: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Return how many of ``total`` fit into n rows, and how many do not."""
-    return total.clamp(max=n), (total - n).clamp(min=0)
+    return index, *counts
 
 
 def first_rows(scores: Tensor, kept: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,7 +9,6 @@ import pytest
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.intervals import (
     bootstrap,
-    bootstrap_difference,
     partition_chance,
     quantile_interval,
     resample_frames,
@@ -56,9 +55,7 @@ def test_shared_variation_cancels_in_differences() -> None:
     frame = np.repeat(np.arange(100), 3)
     shared = np.repeat(rng.normal(size=100), 3)
     a, b = shared + 0.1 + 0.05 * rng.normal(size=300), shared
-    found = bootstrap_difference(
-        (lambda rows: a[rows].mean(), frame), (lambda rows: b[rows].mean(), frame)
-    )
+    found = bootstrap(lambda mine, theirs: a[mine].mean() - b[theirs].mean(), frame, frame)
     assert 0.08 < found.low < 0.1 < found.high < 0.12
     alone = bootstrap(lambda rows: a[rows].mean(), frame)
     assert alone.high - alone.low > 10 * (found.high - found.low)

@@ -71,9 +71,8 @@ def _weight(out: int, inputs: int, kernel: tuple[int, ...]) -> Tensor:
 @given(convolutions(), st.booleans())
 def test_input_gram_equals_unfolding(case: tuple[Tensor, Geometry], has_bias: bool) -> None:
     x, geometry = case
-    Q, locations = grams.input_gram(x, geometry, has_bias)
-    expected, count = unfolded(x, geometry, has_bias)
-    assert locations == count
+    Q = grams.input_gram(x, geometry, has_bias)
+    expected, _ = unfolded(x, geometry, has_bias)
     assert torch.allclose(Q, expected, rtol=1e-10, atol=1e-10)
 
 
@@ -160,7 +159,7 @@ def test_float32_loses_no_more_than_rounding() -> None:
     # a large mean, as after a ReLU, makes the correction at the border large
     x = torch.randn(2, 8, 40, 40).relu() + 3
     geometry = Geometry((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
-    Q, _ = grams.input_gram(x, geometry, True)
+    Q = grams.input_gram(x, geometry, True)
     expected, _ = unfolded(x.double(), geometry, True)
     assert float((Q - expected).norm() / expected.norm()) < 1e-6
 

@@ -44,8 +44,8 @@ FITS = [
     Mutant(
         "the second pass is kept",
         FIT,
-        "self._checkpoints[number] = each",
-        "self._checkpoints[0] = first",
+        "[replace(checkpoint, path=path) for path in paths]",
+        "[replace(checkpoint, path=path), None][:count]",
         f"{CHECKPOINT}test_an_interrupted_second_pass_resumes[8]",
     ),
     Mutant(

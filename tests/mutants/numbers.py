@@ -71,7 +71,7 @@ NUMBERS = [
     ),
     Mutant(
         "stages are compared for every kind of box",
-        "predict/route.py",
+        "predict/route/verification.py",
         "*(kind == one for one in kind.unique())",
         "",
         "predict/head/test_first_frame.py::test_wrong_stages_of_a_rare_kind_are_refused[MCGLM]",
@@ -120,7 +120,7 @@ NUMBERS = [
     ),
     Mutant(
         "same seed, same draws",
-        "predict/forward_mode/derivatives.py",
+        "predict/predictor.py",
         "torch.Generator().manual_seed(self.seed)",
         "torch.Generator().manual_seed(torch.seed())",
         SAME,

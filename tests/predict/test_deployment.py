@@ -14,7 +14,7 @@ import boxcov
 from boxcov import BoxcovError, BoxcovWarning
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.predict.route import relative_errors
+from boxcov.predict.route.verification import relative_errors
 from boxcov.static_selection import StaticLimits
 from helpers.centerpoint_cases import cloud, detector_of, pillar_config
 from helpers.error_models import with_error_model

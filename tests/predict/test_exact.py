@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from boxcov import GLM, MCGLM, BoxcovError, Detector, ExactGLM, Selection, fit
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.posterior import kronecker_block as contract
-from boxcov.predict import instances
+from boxcov.predict.route import instances
 from oracles.dense import relative
 
 

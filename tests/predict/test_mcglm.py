@@ -187,9 +187,9 @@ def test_chunks_of_directions_do_not_change_the_numbers(
     tiny, posterior, image, monkeypatch
 ) -> None:
     whole = MCGLM(tiny, posterior, samples=7)
-    A = directional_derivatives(whole.linearized.at(image), whole._samples.etas)
+    A = directional_derivatives(whole.linearized.at(image), whole.etas)
     monkeypatch.setattr(derivatives, "_DIRECTIONS_AT_ONCE", 2)
-    parts = directional_derivatives(whole.linearized.at(image), whole._samples.etas)
+    parts = directional_derivatives(whole.linearized.at(image), whole.etas)
     assert relative(parts, A) < 1e-5
 
 

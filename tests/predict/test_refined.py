@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from boxcov import GLM, MCGLM, ExactGLM, FitOptions, Posterior, fit
-from boxcov.predict.route import State
+from boxcov.predict.route.verification import State
 from helpers.nets import CASES, Case
 from oracles.dense import box_jacobian, eigenbasis_covariance, flat, relative
 

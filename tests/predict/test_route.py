@@ -12,9 +12,9 @@ from torch import Tensor
 
 from boxcov import GLM, MCGLM, MCI, BoxcovWarning, ExactGLM, fit
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.predict import exact, mcglm
 from boxcov.predict.linearize import short_way
-from boxcov.predict.route import (
+from boxcov.predict.route import directions, exact
+from boxcov.predict.route.verification import (
     State,
     Verdict,
     Verification,
@@ -125,7 +125,8 @@ def test_undecided_stages_give_the_oracles_numbers(tiny, posterior, image, monke
     """Too few boxes to decide: the slow result is used, the next frame compared again."""
     judged = []
     monkeypatch.setattr(
-        "boxcov.predict.route.judge_boxes", lambda errors: judged.append(1) or Verdict.UNDECIDED
+        "boxcov.predict.route.verification.judge_boxes",
+        lambda errors: judged.append(1) or Verdict.UNDECIDED,
     )
     model = ExactGLM(tiny, posterior)
     slow = model.router._head_by_instance(model.linearized.at(image)).covariance
@@ -141,7 +142,9 @@ def test_undecided_stages_give_the_oracles_numbers(tiny, posterior, image, monke
 
 
 def test_undecided_instances_give_the_oracles_numbers(tiny, posterior, image, monkeypatch) -> None:
-    monkeypatch.setattr("boxcov.predict.instances.judge_weights", lambda *given: Verdict.UNDECIDED)
+    monkeypatch.setattr(
+        "boxcov.predict.route.instances.judge_weights", lambda *given: Verdict.UNDECIDED
+    )
     calls = []
     original = exact.autograd_covariance
     monkeypatch.setattr(
@@ -156,13 +159,13 @@ def test_wrong_tangents_are_refused_with_one_warning(tiny, deep, train_frames, m
     inputs = torch.cat([train_frames[i][0] for i in range(4)])
     expected = MCGLM(tiny, deep, 4)(inputs).covariance
     assert len(expected) >= 8
-    original = mcglm.DirectionRouter._fast
+    original = directions.DirectionRouter._fast
 
     def wrong(self, point, staged):
         fast = original(self, point, staged)
         return None if fast is None else (2 * fast[0], 2 * fast[1])
 
-    monkeypatch.setattr(mcglm.DirectionRouter, "_fast", wrong)
+    monkeypatch.setattr(directions.DirectionRouter, "_fast", wrong)
     model = MCGLM(tiny, deep, 4)
     with pytest.warns(BoxcovWarning, match=r"propagated tangents differ from vmap\(jvp\)") as seen:
         found = [model(inputs).covariance for _ in range(2)]

@@ -165,7 +165,7 @@ def test_instances_without_the_logit(tiny, train_frames, image, depth, monkeypat
     with pytest.warns(BoxcovWarning, match="with_logit=True takes 4 backward passes for the 4"):
         found = exact(image)
     assert relative(joint(found), joint(glm(image))) < 1e-5
-    monkeypatch.setattr("boxcov.predict.exact.MEMORY", 1)  # one box at a time
+    monkeypatch.setattr("boxcov.predict.backward_mode.MEMORY", 1)  # one box at a time
     again = exact(image)  # the warning comes once, and a second one would be an error here
     assert relative(joint(again), joint(found)) < 1e-5
 

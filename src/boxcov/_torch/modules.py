@@ -60,9 +60,8 @@ def _copy(
     copy = object.__new__(type(module))
     memo[id(module)] = copy
     for name, value in module.__dict__.items():
-        copy.__dict__[name] = (
-            value if name in ("_parameters", "_buffers") else _rebind(value, replace, memo)
-        )
+        is_shared = name in ("_parameters", "_buffers")
+        copy.__dict__[name] = value if is_shared else _rebind(value, replace, memo)
     if replace:
         own = {
             name: p if p is None else replace.get(id(p), p)
@@ -113,6 +112,11 @@ class LayerCallMode(TorchFunctionMode):
 def move(tree: Any, device: torch.device) -> Any:
     """Return a pytree with every tensor on ``device``; inference tensors become normal ones."""
     return tree_map_only(Tensor, lambda t: (t.clone() if t.is_inference() else t).to(device), tree)
+
+
+def float_leaves(tree: Any) -> list[Tensor]:
+    """Return the floating-point tensors of a pytree."""
+    return [t for t in tree_leaves(tree) if isinstance(t, Tensor) and t.is_floating_point()]
 
 
 def fresh(tree: Any) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+from warnings import catch_warnings, simplefilter
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,8 +16,6 @@ from boxcov.errors import check_whole
 from boxcov.evaluate.quality import METRICS, Partition
 
 Array = NDArray[Any]
-# a function of row numbers (m,), possibly repeated, that returns a number or numbers (K,)
-Statistic = Callable[[Array], ArrayLike]
 
 
 class Interval(NamedTuple):
@@ -35,40 +34,30 @@ class Chance(NamedTuple):
 
 
 def bootstrap(
-    statistic: Statistic, frame: Array, replicates: int = 1000, seed: int = 0
+    statistic: Callable[..., ArrayLike], *frames: Array, replicates: int = 1000, seed: int = 0
 ) -> Interval:
     """Return the 95 % interval of ``statistic`` over resampled frames, ignoring NaN.
 
-    frame: (n,) frame number of each row.
+    frames: the frame number (n,) of each row, one array per method to compare. Each replicate draws
+    the same frames for all methods.
+    statistic: a function of row numbers (m,), possibly repeated, one array per method, that returns
+    a number or numbers (K,).
     """
-    draws = resample_frames(frame, replicates=replicates, seed=seed)
-    return _interval([statistic(rows) for (rows,) in draws])
-
-
-def bootstrap_difference(
-    a: tuple[Statistic, Array], b: tuple[Statistic, Array], replicates: int = 1000, seed: int = 0
-) -> Interval:
-    """Return the 95 % interval of the difference a - b of two methods on the same frames.
-
-    Each method is a pair of a statistic and the frame number (n,) of each of its rows. Each
-    replicate draws the same frames for both.
-    """
-    draws = resample_frames(a[1], b[1], replicates=replicates, seed=seed)
-    return _interval([np.subtract(a[0](rows_a), b[0](rows_b)) for rows_a, rows_b in draws])
+    draws = resample_frames(*frames, replicates=replicates, seed=seed)
+    return quantile_interval(np.array([statistic(*rows) for rows in draws], dtype=float))
 
 
 def resample_frames(
-    frame: Array, *others: Array, replicates: int = 1000, seed: int = 0
+    *frames: Array, replicates: int = 1000, seed: int = 0
 ) -> Iterator[tuple[Array, ...]]:
     """Yield the row numbers of each replicate: frames drawn with replacement, with all their rows.
 
-    Given the ``frame`` arrays of several methods, each replicate draws the same frames for all.
+    Given the frame numbers of several methods, each replicate draws the same frames for all.
     """
     check_whole("replicates", replicates)
-    methods = (frame, *others)
-    numbers = np.unique(np.concatenate(methods))
+    numbers = np.unique(np.concatenate(frames))
     tables = []
-    for one in methods:
+    for one in frames:
         place = np.searchsorted(numbers, one)
         count = np.bincount(place, minlength=len(numbers))
         tables.append((np.argsort(place, kind="stable"), count, np.cumsum(count) - count))
@@ -85,7 +74,7 @@ def shuffle_chance(
     check_whole("replicates", replicates)
     rng = np.random.default_rng(seed)
     values = np.array([metric(rng.permutation(uncertainty)) for _ in range(replicates)])
-    return Chance(float(values.mean()), *quantile_interval(values))
+    return Chance(float(values.mean()), *map(float, quantile_interval(values)))
 
 
 def partition_chance(part: Partition, replicates: int = 1000, seed: int = 0) -> dict[str, Chance]:
@@ -108,29 +97,19 @@ def partition_chance(part: Partition, replicates: int = 1000, seed: int = 0) -> 
     ]
     found = {}
     for name in METRICS:
-        low, high = quantile_interval(np.array([row[name] for row in table]))
-        found[name] = Chance(float("nan") if np.isnan(now[name]) else means[name], low, high)
+        ends = map(float, quantile_interval(np.array([row[name] for row in table])))
+        found[name] = Chance(float("nan") if np.isnan(now[name]) else means[name], *ends)
     return found
 
 
-def quantile_interval(values: Array) -> tuple[float, float]:
-    """Return the ends of the middle 95 % of the values (n,), ignoring NaN."""
-    known = values[~np.isnan(values)]
-    if not len(known):
-        return float("nan"), float("nan")
-    low, high = np.quantile(known, [0.025, 0.975])
-    return float(low), float(high)
+def quantile_interval(values: Array) -> Interval:
+    """Return the ends of the middle 95 % of values (n,) or (n, K), ignoring NaN; NaN for none."""
+    with catch_warnings():
+        simplefilter("ignore", RuntimeWarning)  # a column of NaN
+        return Interval(*np.nanquantile(values, [0.025, 0.975], axis=0))
 
 
 def _rows(order: Array, count: Array, start: Array) -> Array:
     """Concatenate the slices ``order[start : start + count]``."""
     offset = np.cumsum(count) - count
     return order[np.repeat(start - offset, count) + np.arange(int(count.sum()))]
-
-
-def _interval(values: list[Any]) -> Interval:
-    table = np.asarray(values, dtype=float)  # (replicates,) or (replicates, K)
-    shape = table.shape[1:]
-    ends = [quantile_interval(column) for column in table.reshape(len(table), -1).T]
-    low, high = np.array(ends, dtype=float).reshape(-1, 2).T
-    return Interval(low.reshape(shape), high.reshape(shape))

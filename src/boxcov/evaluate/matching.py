@@ -235,10 +235,8 @@ def iou_3d(a: Array, b: Array) -> Array:
 
 def iou_bev(a: Array, b: Array) -> Array:
     """Return the IoU (n,) seen from above, of boxes x y w l yaw or x y z w l h yaw (or wider)."""
-    a, b = (
-        boxes if boxes.shape[1] == 5 else boxes[:, _PLANE]
-        for boxes in (np.asarray(a, dtype=float), np.asarray(b, dtype=float))
-    )
+    a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    a, b = (boxes if boxes.shape[1] == 5 else boxes[:, _PLANE] for boxes in (a, b))
     with np.errstate(all="ignore"):
         return _ratio(_intersection_area(a, b), a[:, 2:4], b[:, 2:4])
 

@@ -143,9 +143,7 @@ def _measure_cells(measures: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _covariance_cells(summary: dict[str, Any]) -> dict[str, Any]:
-    epistemic, predictive, regions = (
-        summary[part] for part in ("covariance", "predictive", "regions")
-    )
+    epistemic, predictive, regions = map(summary.get, ("covariance", "predictive", "regions"))
     values: dict[str, Any] = {}
     if epistemic is not None:
         inside = [epistemic["coverage"][str(level)] for level in LEVELS]

@@ -14,7 +14,6 @@ from boxcov.evaluate.covariance_metrics import LEVELS, covariance_metrics, stude
 from boxcov.evaluate.intervals import (
     Chance,
     bootstrap,
-    bootstrap_difference,
     partition_chance,
     shuffle_chance,
 )
@@ -118,8 +117,12 @@ def compare(
     1.0
     """
     of_a, of_b = _statistics(a), _statistics(b)
-    low, high = bootstrap_difference((of_a, a.frame), (of_b, b.frame), replicates, seed)
-    values = of_a(np.arange(len(a))) - of_b(np.arange(len(b)))
+
+    def difference(rows_a: Array, rows_b: Array) -> Array:
+        return of_a(rows_a) - of_b(rows_b)
+
+    values = difference(np.arange(len(a)), np.arange(len(b)))
+    low, high = bootstrap(difference, a.frame, b.frame, replicates=replicates, seed=seed)
     found: dict[str, dict[str, Any]] = {name: {} for name in MEASURES}
     for (name, error), *interval in zip(_CELLS, values.tolist(), low.tolist(), high.tolist()):
         found[name][error] = without_nan(dict(zip(("value", "low", "high"), interval)))

@@ -85,10 +85,6 @@ class Accumulator:
             for sums in self.sums.values()
         ]
 
-    def identity_factors(self) -> list[tuple[Layer, Tensor, Tensor]]:
-        """Return the layers with identity matrices in place of Q and H."""
-        return [(sums.layer, *sums.identity()) for sums in self.sums.values()]
-
     def find_layers(self, inputs: Any) -> None:
         """Find the layers by a forward pass without a loss."""
         forward = _ForwardPass(InputFactors(batched=False), keep_inputs=False)

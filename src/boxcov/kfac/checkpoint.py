@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from time import monotonic
@@ -35,7 +35,6 @@ FORMAT = 1
 _KEY = "boxcov.checkpoint"
 _KIND = ("a checkpoint of a fit", _KEY, "remove it to start again")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_SINGLE = World()
 
 
 class Items:
@@ -44,18 +43,15 @@ class Items:
     A random subset is drawn from an indexable sequence; from a stream, evenly spaced items.
     """
 
-    def __init__(
-        self, frames: Iterable[Any], fraction: float, seed: int, world: World = _SINGLE
-    ) -> None:
+    def __init__(self, frames: Iterable[Any], fraction: float, seed: int, world: World) -> None:
         self.frames, self.fraction, self.world = frames, fraction, world
         self.size = len(frames) if isinstance(frames, Sized) else None
         self.expected: int | None = None  # number of items used; None for a stream
         if self.size is not None:
             self.expected = max(1, round(fraction * self.size)) if self.size else 0
         self._stream_length: int | None = None  # known once a stream was read to its end
-        self._indexable = (
-            bool(self.size) and hasattr(frames, "__getitem__") and not isinstance(frames, Mapping)
-        )
+        has_items = hasattr(frames, "__getitem__") and not isinstance(frames, Mapping)
+        self._indexable = bool(self.size) and has_items
         self._subset: list[int] | None = None
         if self.size and self._indexable and fraction < 1:
             generator = torch.Generator().manual_seed(seed)
@@ -149,12 +145,6 @@ class Checkpoint:
             raise BoxcovError(
                 f"every_seconds must be a number of at least 0, got {self.every_seconds}"
             )
-
-    def for_rank(self, world: World) -> Checkpoint:
-        return replace(self, path=world.rank_path(self.path))
-
-    def second_pass(self) -> Checkpoint:
-        return replace(self, path=second_pass_path(self.path))
 
     def check_path(self, settings: Mapping[str, Any]) -> None:
         """Raise if the file exists although the run does not resume from it."""

@@ -47,11 +47,8 @@ class FactorSums:
 
     @staticmethod
     def zeros(layer: Layer, device: torch.device) -> FactorSums:
-        groups = layer.geometry.groups
-        Q, H = (
-            torch.zeros(groups, n, n, dtype=torch.float64, device=device)
-            for n in (layer.n_in, layer.n_out)
-        )
+        sizes = [(layer.geometry.groups, n, n) for n in (layer.n_in, layer.n_out)]
+        Q, H = (torch.zeros(size, dtype=torch.float64, device=device) for size in sizes)
         return FactorSums(layer, Q, H)
 
     def factors(self, frames: int, by_gradient: bool) -> tuple[Tensor, Tensor]:

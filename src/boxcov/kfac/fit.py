@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 from warnings import warn
 
@@ -16,7 +16,7 @@ from boxcov._torch.modules import check_finite_weights, fingerprint, move, ready
 from boxcov.detector import Detector, own_configuration
 from boxcov.errors import BoxcovError, BoxcovWarning, NotFiniteFrameError, check_choice, join_names
 from boxcov.kfac.accumulate import Accumulator
-from boxcov.kfac.checkpoint import Checkpoint, Checkpointer, Items, PassSums
+from boxcov.kfac.checkpoint import Checkpoint, Checkpointer, Items, PassSums, second_pass_path
 from boxcov.kfac.ekfac import GradientMoments
 from boxcov.kfac.factors import kronecker_blocks
 from boxcov.kfac.losses import FrameLosses, FrameWeight, select_parameters
@@ -126,7 +126,7 @@ def fit(
 
     if fisher == "identity":
         frames_read, items_read, skipped = *_find_layers(accumulator, frames, options), 0
-        factors = accumulator.identity_factors()
+        factors = [(sums.layer, *sums.identity()) for sums in accumulator.sums.values()]
     else:
         items_read, skipped = accumulator.reduce(world, *passes.run(accumulator))
         _check_factors(accumulator, skipped)
@@ -177,10 +177,11 @@ class _Passes:
         self._total = None if items.expected is None else items.expected * count
         self._checkpoints: list[Checkpoint | None] = [None] * count
         if checkpoint is not None:
-            first = checkpoint.for_rank(items.world)
-            for number, each in enumerate([first, first.second_pass()][:count]):
-                each.check_path(settings)  # before any work is done
-                self._checkpoints[number] = each
+            path = items.world.rank_path(checkpoint.path)
+            paths = [path, second_pass_path(path)][:count]
+            self._checkpoints = [replace(checkpoint, path=path) for path in paths]
+        for each in filter(None, self._checkpoints):
+            each.check_path(settings)  # before any work is done
 
     def run(self, sums: PassSums, settings: Mapping[str, Any] | None = None) -> tuple[int, int]:
         """Add all items to ``sums``; return how many items this rank added and left out.
@@ -232,7 +233,7 @@ def _find_layers(
     accumulator: Accumulator, frames: Iterable[Any], options: FitOptions
 ) -> tuple[int, int]:
     """Find the layers by one forward pass; return the frames of the first item, and 1 item."""
-    for number, item in Items(frames, options.fraction, options.seed).starting_at(0):
+    for number, item in Items(frames, options.fraction, options.seed, World()).starting_at(0):
         inputs, _ = _load_item(item, number, accumulator.device)
         with torch.inference_mode(False):
             accumulator.find_layers(inputs)

@@ -20,6 +20,7 @@ from math import prod
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from boxcov._torch.layers import Geometry, columns, columns_at, gram, plain, stretch
 
@@ -28,44 +29,39 @@ _TILE = 64
 _BUSY_TILES = 256  # tiles of 64 x 64 outputs that keep a GPU busy
 
 
-def input_gram(x: Tensor, geometry: Geometry, has_bias: bool) -> tuple[Tensor, int]:
-    """Return the sum of ``a a^T`` over all locations (G, n_in, n_in), and the number of locations.
+def input_gram(x: Tensor, geometry: Geometry, has_bias: bool) -> Tensor:
+    """Return the sum of ``a a^T`` over all locations (G, n_in, n_in).
 
     With a bias, a has a 1 appended.
     """
-    locations = x.shape[0] * (
-        x.shape[1] if not geometry.kernel else prod(_output_sizes(x, geometry))
-    )
+    locations = len(x) * (prod(_output_sizes(x, geometry)) if geometry.kernel else x.shape[1])
     if not locations:  # an empty batch, or an input smaller than the kernel
-        n_in = x.shape[-1] if not geometry.kernel else x.shape[1] // geometry.groups * geometry.taps
-        return x.new_zeros(geometry.groups, n_in + has_bias, n_in + has_bias), 0
+        return _zeros(x, geometry, has_bias)
     if _correlates(x, geometry):
         Q, total = _by_correlation(x, geometry)
     else:
         a = columns(x, geometry)
         Q, total = gram(a), a.sum(dim=(0, 3))
     if has_bias:
-        one = Q.new_full((Q.shape[0], 1, 1), float(locations))
-        Q = torch.cat(
-            [
-                torch.cat([Q, total.unsqueeze(2)], dim=2),
-                torch.cat([total.unsqueeze(1), one], dim=2),
-            ],
-            dim=1,
-        )
-    return Q, locations
+        Q = pad(Q, (0, 1, 0, 1), value=locations)
+        Q[:, -1, :-1] = Q[:, :-1, -1] = total
+    return Q
+
+
+def _zeros(x: Tensor, geometry: Geometry, has_bias: bool) -> Tensor:
+    n_in = x.shape[1] // geometry.groups * geometry.taps if geometry.kernel else x.shape[-1]
+    return x.new_zeros(geometry.groups, n_in + has_bias, n_in + has_bias)
 
 
 def input_grams(xs: Sequence[Tensor], geometry: Geometry, has_bias: bool) -> Tensor:
     """Return the sums of ``a a^T`` of n inputs of equal shape (n, G, n_in, n_in)."""
     n = len(xs)
     if n == 1:
-        return input_gram(xs[0], geometry, has_bias)[0].unsqueeze(0)
+        return input_gram(xs[0], geometry, has_bias).unsqueeze(0)
     if not geometry.kernel:  # a convolution of one tap along the locations
         xs, geometry = [x.transpose(1, 2) for x in xs], Geometry((1,), (1,), ((0, 0),), (1,))
-    Q, _ = input_gram(
-        torch.cat(list(xs), 1), replace(geometry, groups=n * geometry.groups), has_bias
-    )
+    grouped = replace(geometry, groups=n * geometry.groups)
+    Q = input_gram(torch.cat(list(xs), 1), grouped, has_bias)
     return Q.unflatten(0, (n, geometry.groups))
 
 
@@ -82,10 +78,9 @@ def weighted_gram(x: Tensor, weights: Tensor, geometry: Geometry, has_bias: bool
 
     The weights (B, G, T) are at least 0; locations of weight 0 cost nothing.
     """
-    n_in = x.shape[-1] if not geometry.kernel else x.shape[1] // geometry.groups * geometry.taps
-    Q = x.new_zeros(geometry.groups, n_in + has_bias, n_in + has_bias)
+    Q = _zeros(x, geometry, has_bias)
     items, locations = weights.amax(1).nonzero(as_tuple=True)
-    step = max(1, _MAX_BYTES // (geometry.groups * n_in * x.element_size()))
+    step = max(1, _MAX_BYTES // (len(Q) * (Q.shape[1] - has_bias) * x.element_size()))
     for item, location in zip(items.split(step), locations.split(step)):
         a = columns_at(x, geometry, item, location)  # (m, G, n_in)
         if has_bias:
@@ -128,47 +123,35 @@ def _lags(geometry: Geometry) -> tuple[tuple[int, ...], ...]:
     of its stretched input are zeros.
     """
     steps = geometry.stride if geometry.transposed else (1,) * len(geometry.kernel)
-    lags = (
+    return tuple(
         lag
         for lag in product(*(range(1 - k, k) for k in geometry.kernel))
         if lag >= (0,) * len(lag)
-    )
-    return tuple(
-        lag for lag in lags if all(d * n % s == 0 for d, n, s in zip(geometry.dilation, lag, steps))
+        and all(d * n % s == 0 for d, n, s in zip(geometry.dilation, lag, steps))
     )
 
 
 def _by_correlation(x: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
     """Return the sum of ``a a^T`` (G, n_in, n_in) and of ``a`` (G, n_in)."""
-    lags = _lags(geometry)
-    if geometry.transposed:
+    lags, is_transposed = _lags(geometry), geometry.transposed
+    if is_transposed:
         x, geometry = stretch(x, geometry), plain(geometry)
-        flip = True
-    else:
-        flip = False
     groups, taps = geometry.groups, geometry.taps
     channels = x.shape[1] // groups
     # blocks of all lags, of their opposites, and zeros; one gather puts them into place
     lagged = _correlations(x, geometry, lags)  # (lags, G, channels, channels)
     blocks = torch.cat([lagged, lagged.transpose(2, 3), torch.zeros_like(lagged[:1])])
     Q = blocks[_block_index(geometry.kernel, lags, x.device)]  # (taps, taps, G, channels, channels)
-    Q = Q.permute(2, 3, 0, 4, 1).reshape(
-        groups, channels * taps, channels * taps
-    )  # n_in runs over (channel, tap)
-    total = (
-        x.sum(dim=(0, *range(2, x.dim())))
-        .reshape(groups, channels, 1)
-        .expand(-1, -1, taps)
-        .reshape(groups, -1)
-    )
+    n_in = channels * taps  # runs over (channel, tap)
+    Q = Q.permute(2, 3, 0, 4, 1).reshape(groups, n_in, n_in)
+    total = x.sum(dim=(0, *range(2, x.dim()))).view(groups, channels, 1)
+    total = total.expand(-1, -1, taps).flatten(1)
     ring = list(_ring(x, geometry))
     if ring:
         a = torch.cat(ring, 3) if len(ring) > 1 else ring[0]
         Q, total = Q - gram(a), total - a.sum(dim=(0, 3))
-    if flip:
-        order = (
-            torch.arange(channels * taps, device=x.device).reshape(channels, taps).flip(1).flatten()
-        )
+    if is_transposed:
+        order = torch.arange(n_in, device=x.device).view(channels, taps).flip(1).flatten()
         Q, total = Q[:, order][:, :, order], total[:, order]
     return Q, total
 

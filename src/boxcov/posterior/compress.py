@@ -44,9 +44,8 @@ def compress(posterior: Posterior, error: float = 0.01) -> Posterior:
     max_delta = error / (1 + error)
     floors: dict[int, Tensor] = {}
     for name, block in posterior.blocks.items():
-        floor = posterior.tau(name) / (posterior.n_data * block.H.values.double().amax(1)).clamp(
-            min=1e-300
-        )
+        largest = posterior.n_data * block.H.values.double().amax(1)
+        floor = posterior.tau(name) / largest.clamp(min=1e-300)
         floors[id(block.Q)] = torch.minimum(floors.get(id(block.Q), floor), floor)
     compressed: dict[int, tuple[Eigendecomposition, float]] = {}
     for block in posterior.blocks.values():
@@ -111,10 +110,8 @@ def _compress_factor(
     exact = int((weight > ((1 - _MERGING) * max_delta / 2 / _ROUNDING) ** 2).sum())  # a first guess
     while True:
         packed = pack(vectors, values, rest.to(values), exact)
-        vectors_read, values_read = packed.unpack()  # on a CPU, like from a file
-        eigen = Eigendecomposition(
-            vectors_read.to(factor.vectors.device), values_read.to(factor.vectors.device), packed
-        )
+        eigen = Eigendecomposition(*packed.unpack(), packed)  # on a CPU, like from a file
+        eigen = eigen.to(factor.vectors.device)
         delta = difference(factor, eigen, floor)
         if delta <= max_delta:
             return eigen, delta
@@ -131,16 +128,15 @@ def _split(values: Tensor, floor: Tensor, max_error: float) -> tuple[Tensor, Ten
     """
     G, n = values.shape
     s = values + floor.unsqueeze(1)
-    stop = torch.searchsorted(
-        s, s * (1 + max_error) / (1 - max_error), right=True
-    )  # end of the longest run from here
+    # the end of the longest run from each eigenvalue on
+    stop = torch.searchsorted(s, s * (1 + max_error) / (1 - max_error), right=True)
     run = int((stop - torch.arange(n, device=s.device)).amax(1).min())  # equal in all groups
     spread = s[:, run - 1 :] / s[:, : n - run + 1]
     start = spread.argmin(1, keepdim=True)
-    low, high = s.gather(1, start), s.gather(1, start + run - 1)
-    rest = (2 * low * high / (low + high) - floor.unsqueeze(1)).clamp(
-        values.gather(1, start), values.gather(1, start + run - 1)
-    )
+    first, last = start, start + run - 1
+    low, high = s.gather(1, first), s.gather(1, last)
+    rest = 2 * low * high / (low + high) - floor.unsqueeze(1)
+    rest = rest.clamp(values.gather(1, first), values.gather(1, last))
     at = torch.arange(n, device=s.device).expand(G, n)
     kept = at[(at < start) | (at >= start + run)].view(G, n - run)
     return kept.flip(1), rest.squeeze(1)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 from warnings import warn
 
 import torch
@@ -18,7 +18,7 @@ from boxcov.error_model.model import ErrorModel
 from boxcov.errors import BoxcovError, BoxcovWarning, join_names
 from boxcov.files import to_json, write_safetensors
 from boxcov.input_file import conform, open_tensors
-from boxcov.posterior.householder import PackedFactor, check_packed
+from boxcov.posterior.householder import TENSORS, PackedFactor, check_packed
 from boxcov.posterior.kronecker_block import (
     MAX_PRECISION,
     Eigendecomposition,
@@ -36,9 +36,16 @@ _KEY = "boxcov.posterior"
 _PROBES = 4
 _ORTHONORMAL = 1e-2  # rounding is at most 1e-4 for 3,500 eigenvectors of float32
 _ERROR_MODEL = "error_model."  # prefix of its tensors
-_NUMBERS = ("n_data", "loss", "jitter")
-_COUNTS = ("frames", "skipped")
-_CHOICES = {"fisher": FisherKind, "form": Form, "locations": Locations}
+# entries of the header that are fields of Posterior under the same name
+_ENTRIES: dict[str, Any] = {
+    **dict.fromkeys(("n_data", "loss", "jitter"), float),
+    **dict.fromkeys(("frames", "skipped"), int),
+    "fisher": FisherKind,
+    "form": Form,
+    "locations": Locations,
+    "meta": dict[str, Any],
+    "prior_precision": float | dict[str, float],
+}
 
 
 @dataclass(frozen=True)
@@ -73,12 +80,10 @@ def save(posterior: Posterior, path: str | Path) -> None:
         "format": _format(posterior),
         "version": __version__,
         "blocks": [_about(block, numbers) for block in posterior.blocks.values()],
-        "prior_precision": posterior.prior_precision,
         "weights_sha256": posterior.fingerprint,
         "depth": posterior.depth,
-        "meta": dict(posterior.meta),
         "configuration": dict(posterior.configuration),
-        **{name: getattr(posterior, name) for name in (*_NUMBERS, *_COUNTS, *_CHOICES)},
+        **{name: getattr(posterior, name) for name in _ENTRIES},
     }
     if posterior.error_model is not None:
         about["error_model"] = posterior.error_model.to_json()
@@ -90,11 +95,10 @@ def save(posterior: Posterior, path: str | Path) -> None:
 
 
 def _format(posterior: Posterior) -> int:
-    if any(block.Q.packed is not None for block in posterior.blocks.values()):
+    blocks = posterior.blocks.values()
+    if any(block.Q.packed is not None for block in blocks):
         return PACKED
-    return (
-        CORRECTED if any(not block.is_kronecker for block in posterior.blocks.values()) else FORMAT
-    )
+    return FORMAT if all(block.is_kronecker for block in blocks) else CORRECTED
 
 
 def load(path: str | Path, detector: Detector) -> Posterior:
@@ -171,17 +175,14 @@ def _error_model(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Err
 def _tensors(posterior: Posterior) -> tuple[dict[str, Tensor], dict[int, int]]:
     """Return the tensors of the file, and the number of each distinct factor by id."""
     numbers: dict[int, int] = {}
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for block in posterior.blocks.values():
         for factor in (block.Q, block.H):
             if id(factor) not in numbers:
                 number = numbers[id(factor)] = len(numbers)
-                held = (
-                    {"vectors": factor.vectors, "values": factor.values}
-                    if factor.packed is None
-                    else factor.packed.tensors()
-                )
-                tensors.update({f"factor.{number}.{name}": tensor for name, tensor in held.items()})
+                held = {"vectors": factor.vectors, "values": factor.values}
+                held = held if factor.packed is None else factor.packed.tensors()
+                tensors |= {f"factor.{number}.{name}": tensor for name, tensor in held.items()}
         if block.ekfac_eigenvalues is not None:
             tensors[f"corrected.{block.layer.name}"] = block.ekfac_eigenvalues
     return tensors, numbers
@@ -216,7 +217,7 @@ def _block(
     if eigenvalues is not None:
         what = f"the corrected eigenvalues of {layer.name}"
         _check_values(eigenvalues, (groups, n_out, n_in), Q.values.dtype, what)
-    square_norm = number(entry["square_norm"], "square_norm")
+    square_norm = conform(entry["square_norm"], float, "square_norm")
     return KroneckerBlock(layer, Q, H, square_norm, eigenvalues)
 
 
@@ -224,24 +225,13 @@ def _posterior(
     about: dict[str, Any], tensors: dict[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
 ) -> Posterior:
     about = {"locations": "all", "skipped": 0, "error": 0.0, "configuration": {}, **about}
-    values: dict[str, Any] = {name: number(about[name], name) for name in (*_NUMBERS, *_COUNTS)}
-    values |= {name: int(values[name]) for name in _COUNTS}
-    values |= {name: about[name] for name in _CHOICES}
-    is_known = all(values[name] in get_args(choices) for name, choices in _CHOICES.items())
-    if not is_known or not isinstance(about["meta"], dict):
-        choices = [values[name] for name in _CHOICES]
-        raise ValueError(f"{choices!r} with a meta of {about['meta']!r}")
-    tau = about["prior_precision"]
-    if isinstance(tau, dict):
-        tau = {str(name): number(value, "prior_precision") for name, value in tau.items()}
+    values = {name: conform(about[name], kind, name) for name, kind in _ENTRIES.items()}
     return Posterior(
         blocks=_blocks(about["blocks"], tensors, shapes, values["n_data"]),
-        prior_precision=tau if isinstance(tau, dict) else number(tau, "prior_precision"),
         fingerprint=about["weights_sha256"],
         depth=str(about["depth"]),
-        meta=about["meta"],
         configuration=about["configuration"],
-        error=float("inf") if about["error"] is None else number(about["error"], "error"),
+        error=float("inf") if about["error"] is None else conform(about["error"], float, "error"),
         **values,
     )
 
@@ -289,9 +279,7 @@ def _factor(
         _check_factor(factor, (groups, n, n), what)
         _check_orthonormal(factor.vectors, what)
         return factor
-    packed = PackedFactor(
-        n, held["exact"], held["rounded"], held["scale"], held["values"], held["rest"]
-    )
+    packed = PackedFactor(n, **{name: held[name] for name in TENSORS})
     check_packed(packed, groups, what)
     return Eigendecomposition(*packed.unpack(), packed)
 
@@ -302,9 +290,8 @@ def _check_factor(factor: Eigendecomposition, shape: tuple[int, int, int], what:
     dtypes = {factor.vectors.dtype, factor.values.dtype}
     if dtypes not in ({torch.float32}, {torch.float64}):
         raise ValueError(f"{what} is of {dtypes}")
-    if not bool(factor.vectors.isfinite().all()) or not bool(
-        ((factor.values >= 0) & factor.values.isfinite()).all()
-    ):
+    is_valid = (factor.values >= 0) & factor.values.isfinite()
+    if not bool(factor.vectors.isfinite().all()) or not bool(is_valid.all()):
         raise ValueError(f"{what} holds a NaN, an infinity or a negative eigenvalue")
     if not bool((factor.vectors.abs() <= 1 + 1e-3).all()):
         raise ValueError(f"{what} has vectors longer than 1")
@@ -321,19 +308,9 @@ def _check_orthonormal(vectors: Tensor, what: str) -> None:
 
 
 def _check_values(values: Tensor, shape: tuple[int, ...], dtype: torch.dtype, what: str) -> None:
-    if (
-        tuple(values.shape) != shape
-        or values.dtype != dtype
-        or not bool(((values >= 0) & values.isfinite()).all())
-    ):
+    is_valid = bool(((values >= 0) & values.isfinite()).all())
+    if tuple(values.shape) != shape or values.dtype != dtype or not is_valid:
         raise ValueError(
             f"{what} have shape {tuple(values.shape)} and {values.dtype}, "
             "or are negative or not finite"
         )
-
-
-def number(value: Any, what: str) -> float:
-    """Return a finite number of a header; raise ValueError otherwise."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
-        raise ValueError(f"{what} is {value!r}, expected a finite number")
-    return float(value)

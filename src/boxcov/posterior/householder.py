@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 STEPS = 32767  # largest int16
+TENSORS = ("exact", "rounded", "scale", "values", "rest")  # of a packed factor
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,7 @@ class PackedFactor:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors by their names in a file."""
-        return {
-            "exact": self.exact,
-            "rounded": self.rounded,
-            "scale": self.scale,
-            "values": self.values,
-            "rest": self.rest,
-        }
+        return {name: getattr(self, name) for name in TENSORS}
 
     def unpack(self) -> tuple[Tensor, Tensor]:
         """Return the eigenvectors (G, n, n), in columns, and ascending eigenvalues (G, n)."""
@@ -51,12 +46,10 @@ class PackedFactor:
         G, dtype = len(self.values), self.values.dtype
         v = torch.zeros(G, n, n, dtype=torch.float64, device=self.values.device)
         if r:
-            steps = self.scale.double().repeat_interleave(
-                _counts(n, r - self.scale.shape[1], r, self.scale.device), 1
-            )
-            v[:, :r][:, _stored_mask(n, r, v.device)] = torch.cat(
-                [self.exact.double(), self.rounded * steps], 1
-            )
+            counts = _counts(n, r, v.device)[r - self.scale.shape[1] :]
+            rounded = self.rounded * self.scale.double().repeat_interleave(counts, 1)
+            numbers = torch.cat([self.exact.double(), rounded], 1)
+            v[:, :r][:, _stored_mask(n, r, v.device)] = numbers
             tau = 2 / (1 + v[:, :r].square().sum(2))
             v = torch.linalg.householder_product(v.transpose(1, 2), tau)
         else:
@@ -71,27 +64,22 @@ def pack(vectors: Tensor, values: Tensor, rest: Tensor, exact: int) -> PackedFac
     """Pack orthonormal columns (G, n, r); the first ``exact`` reflections are not rounded."""
     n, r = vectors.shape[1:]
     dtype = values.dtype
-    numbers = (
-        torch.geqrf(vectors.double())[0].transpose(1, 2)[:, _stored_mask(n, r, vectors.device)]
-        if r
-        else vectors.new_zeros(len(vectors), 0)
-    )
-    counts = _counts(n, 0, r, vectors.device)
+    numbers = vectors.new_zeros(len(vectors), 0)
+    if r:
+        reflections = torch.geqrf(vectors.double())[0].transpose(1, 2)
+        numbers = reflections[:, _stored_mask(n, r, vectors.device)]
+    counts = _counts(n, r, vectors.device)
     first = int(counts[:exact].sum())
-    later = counts[exact:]
-    own = torch.repeat_interleave(
-        torch.arange(r - exact, device=vectors.device), later
-    )  # the reflection that each number belongs to
     numbers, kept = numbers[:, first:], numbers[:, :first]
+    # the reflection that each number belongs to
+    own = torch.arange(r - exact, device=vectors.device).repeat_interleave(counts[exact:])
     most = numbers.new_zeros(len(numbers), r - exact).scatter_reduce(
         1, own.expand(len(numbers), -1), numbers.abs(), "amax"
     )
     scale = (most / STEPS).to(dtype)
     steps = scale.double()[:, own]
-    rounded = (
-        torch.where(steps > 0, numbers / steps, 0).round().clamp(-STEPS, STEPS).to(torch.int16)
-    )
-    return PackedFactor(n, kept.to(dtype), rounded, scale, values, rest)
+    rounded = torch.where(steps > 0, numbers / steps, 0).round().clamp(-STEPS, STEPS)
+    return PackedFactor(n, kept.to(dtype), rounded.to(torch.int16), scale, values, rest)
 
 
 def count_numbers(size: int, start: int, stop: int) -> int:
@@ -101,46 +89,34 @@ def count_numbers(size: int, start: int, stop: int) -> int:
 
 def check_packed(packed: PackedFactor, groups: int, what: str) -> None:
     """Raise ValueError if the tensors of a file do not fit together, before any allocation."""
-    n, r, exact, rounded = (
-        packed.size,
-        packed.values.dim() == 2 and packed.values.shape[1],
-        packed.exact,
-        packed.rounded,
-    )
+    n, exact, rounded = packed.size, packed.exact, packed.rounded
+    r = packed.values.dim() == 2 and packed.values.shape[1]
     c = r - packed.scale.shape[-1]
     if not 0 <= c <= r <= n or {len(t) for t in packed.tensors().values()} != {groups}:
         raise ValueError(
             f"{what} holds {r} reflections, {c} exact, in {n} dimensions and {groups} groups"
         )
-    sizes = [
-        (exact, count_numbers(n, 0, c)),
-        (rounded, count_numbers(n, c, r)),
-        (packed.scale, r - c),
-        (packed.values, r),
-    ]
-    for tensor, expected in sizes:
+    counts = (count_numbers(n, 0, c), count_numbers(n, c, r), r - c, r)
+    for tensor, expected in zip((exact, rounded, packed.scale, packed.values), counts):
         if tuple(tensor.shape) != (groups, expected):
             raise ValueError(
                 f"{what} holds {tensor.numel()} numbers of {r} reflections in {n} dimensions, "
                 f"expected {groups * expected}"
             )
     dtypes = {t.dtype for t in (exact, packed.scale, packed.values, packed.rest)}
-    if (
-        dtypes not in ({torch.float32}, {torch.float64})
-        or rounded.dtype != torch.int16
-        or packed.rest.dim() != 1
-    ):
+    is_float = dtypes in ({torch.float32}, {torch.float64})
+    if not is_float or rounded.dtype != torch.int16 or packed.rest.dim() != 1:
         raise ValueError(f"{what} is of {dtypes} and {rounded.dtype}")
-    if not all(
-        bool((t.abs() <= most).all()) for t, most in ((exact, 1.001), (packed.scale, 1.001 / STEPS))
-    ):
+    largest = ((exact, 1.001), (packed.scale, 1.001 / STEPS))
+    if not all(bool((t.abs() <= most).all()) for t, most in largest):
         raise ValueError(f"{what} has numbers out of the range of reflections")
     if not all(bool(((t >= 0) & t.isfinite()).all()) for t in (packed.values, packed.rest)):
         raise ValueError(f"{what} holds a NaN, an infinity or a negative eigenvalue")
 
 
-def _counts(n: int, start: int, stop: int, device: torch.device) -> Tensor:
-    return n - 1 - torch.arange(start, stop, device=device)
+def _counts(n: int, r: int, device: torch.device) -> Tensor:
+    """Return how many numbers each of r reflections has (r,)."""
+    return n - 1 - torch.arange(r, device=device)
 
 
 def _stored_mask(n: int, r: int, device: torch.device) -> Tensor:

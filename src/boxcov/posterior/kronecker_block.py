@@ -66,9 +66,9 @@ class Layer:
         return int(self.shape[1] if form.transposed else self.shape[0] // form.groups)
 
     def matrix(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Return the tensors of weight and bias, by parameter name, as one matrix (G, n_out, n_in).
+        """Return weight and bias (..., *shape) as matrices (..., G, n_out, n_in), at least float32.
 
-        It is float32 at least.
+        tensors: by parameter name.
         """
         bias = None if self.bias is None else at_least_float32(tensors[self.bias])
         return to_matrix(at_least_float32(tensors[self.weight]), bias, self.geometry)

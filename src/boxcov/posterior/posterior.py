@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from boxcov._torch.layers import full_precision, to_matrix
+from boxcov._torch.layers import full_precision
 from boxcov._torch.modules import check_fingerprint
 from boxcov.detector import Detector, check_configuration
 from boxcov.error_model.model import ErrorModel, describe_error_model
@@ -221,24 +221,17 @@ class Posterior:
         block = self.blocks[name]
         if self.form == "eigen":
             return block.unrotate(xi * self.variances(name).sqrt())
-        L_Q, L_H = self._cholesky[name]
+        L_Q, L_H = block.cholesky(self.jitter)
         half = torch.linalg.solve_triangular(L_Q, xi, upper=False, left=False)
         return torch.linalg.solve_triangular(L_H.transpose(1, 2), half, upper=True)
-
-    @cached_property
-    def _cholesky(self) -> dict[str, tuple[Tensor, Tensor]]:
-        return {name: block.cholesky(self.jitter) for name, block in self.blocks.items()}
 
     @full_precision()
     def quadratic(self, gradients: Mapping[str, Tensor]) -> Tensor:
         """Return ``J Sigma J^T`` (..., D, D) of gradients (..., D, *shape) of all parameters."""
         parts = []
         for name, block in self.blocks.items():
-            layer = block.layer
-            bias = None if layer.bias is None else gradients[layer.bias]
-            matrix = to_matrix(gradients[layer.weight], bias, layer.geometry)
-            G = block.rotate(matrix.to(block.H.values.dtype)) * self.variances(name).sqrt()
-            G = G.flatten(-3)  # (..., D, w)
+            matrix = block.layer.matrix(gradients).to(block.H.values.dtype)
+            G = (block.rotate(matrix) * self.variances(name).sqrt()).flatten(-3)  # (..., D, w)
             parts.append(G @ G.transpose(-1, -2))
         return reduce(torch.add, parts)
 

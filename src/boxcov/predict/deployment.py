@@ -18,7 +18,7 @@ from boxcov.predict.cuda.static_graph import CaptureError, Graphs, backend_flags
 from boxcov.predict.exact import ExactGLM
 from boxcov.predict.mcglm import MCGLM
 from boxcov.predict.predictor import Predictor
-from boxcov.predict.route import relative_errors
+from boxcov.predict.route.verification import relative_errors
 from boxcov.predict.static_frame import FrameFunction, WithSignals
 from boxcov.static_selection import StaticLimits
 
@@ -162,7 +162,7 @@ class CompiledModel:
             return FrameFunction(part, None, inputs, self.limits)
         _check_method(model)
         posterior = model.posterior.with_error_model(model.error_model)
-        etas = model._samples.etas if isinstance(model, MCGLM) else None
+        etas = model.etas if isinstance(model, MCGLM) else None
         return FrameFunction(part, posterior, inputs, self.limits, etas, model.engine)
 
     def _run(self, given: tuple[Tensor, ...], inputs: Any) -> Detections | None:
@@ -272,11 +272,9 @@ class CompiledModel:
                 f"the example with {len(expected)} boxes is beyond {self.limits}: "
                 "pass larger limits to boxcov.compile"
             )
-        same = (
-            _share_alike(found, expected) >= _SHARE_ALIKE
-            if self._network is not None
-            else len(found) == len(expected) and torch.equal(found.boxes, expected.boxes)
-        )
+        same = torch.equal(found.boxes, expected.boxes)
+        if self._network is not None:
+            same = _share_alike(found, expected) >= _SHARE_ALIKE
         is_comparable = same and len(found) == len(expected)
         if is_comparable and expected.covariance is not None and found.covariance is not None:
             errors = relative_errors(found.covariance, expected.covariance)

@@ -12,8 +12,8 @@ from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import check_whole
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.linearize import LinearizationPoint
-from boxcov.predict.predictor import PosteriorPredictor, logit_fields
+from boxcov.predict.linearize import LinearizationPoint, logit_fields
+from boxcov.predict.predictor import PosteriorPredictor
 
 
 class GLM(PosteriorPredictor):
@@ -44,10 +44,8 @@ class GLM(PosteriorPredictor):
     ) -> None:
         if max_boxes is not None:
             check_whole("max_boxes", max_boxes)
-        super().__init__(detector, posterior, with_logit)
         self.max_boxes = max_boxes
-        self.router = self.build_router()
-        self.set_error_model(posterior.error_model)
+        super().__init__(detector, posterior, with_logit)
         self.router.settle("one backward pass per number", "the same")
 
     def predict(self, point: LinearizationPoint) -> Detections:
@@ -60,8 +58,7 @@ class GLM(PosteriorPredictor):
             ]
         covariance, row = (torch.stack(rows) for rows in zip(*parts))
         fields = logit_fields(row if self.with_logit else None)
-        found = point.detections()[: self.max_boxes]
-        return replace(found, covariance=covariance, meta=self.settings(), **fields)
+        return replace(point.detections()[: self.max_boxes], covariance=covariance, **fields)
 
     def _of_box(self, gradients: dict[str, Tensor], D: int) -> tuple[Tensor, Tensor]:
         """The covariance of the box (D, D), and the last row of that of z."""

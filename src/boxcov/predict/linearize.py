@@ -7,13 +7,14 @@ posterior weight, runs once per frame.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from boxcov._torch.layers import LayerCall
@@ -211,7 +212,7 @@ class LinearizationPoint:
         return _append(boxes, logits)
 
     def z_at(self, weights: Weights) -> Tensor:
-        """z(theta) of the same instances under other weights, differentiable in them."""
+        """z(theta) of the same instances with other weights, differentiable in them."""
         return self.z_by(self.linearized.substitute(weights))
 
     def z_by(self, on_call: OnCall) -> Tensor:
@@ -226,8 +227,20 @@ class LinearizationPoint:
         """``z`` minus the plain z, the short way in fields that wrap."""
         return short_way(z - self.z, self.linearized.shadow)
 
-    def detections(self, **extra: Any) -> Detections:
-        return replace(self.linearized.shadow.detections(self.selection, self.boxes), **extra)
+    def detections(self, logit_row: Tensor | None = None, **extra: Any) -> Detections:
+        """The plain boxes with further fields.
+
+        logit_row: (m, D + 1) the score logit's row of the joint covariance of box and logit.
+        """
+        found = self.linearized.shadow.detections(self.selection, self.boxes)
+        return replace(found, **extra, **logit_fields(logit_row))
+
+
+def logit_fields(row: Tensor | None) -> dict[str, Any]:
+    """Fields of ``Detections`` from the score logit's row (m, D + 1), if there is one."""
+    if row is None:
+        return {}
+    return {"score_variance": row[:, -1].contiguous(), "score_covariance": row[:, :-1].contiguous()}
 
 
 def _index(where: Any, rows: Tensor, m: int) -> Any:
@@ -252,6 +265,20 @@ def short_way(delta: Tensor, detector: Detector) -> Tensor:
             is_long = delta[:, column].abs() > period / 2
             delta[:, column] = torch.where(is_long, wrapped, delta[:, column])
     return delta
+
+
+def field_gradients(
+    z: Tensor, at: Sequence[Tensor] | Sequence[GradientEdge]
+) -> list[Tensor | None]:
+    """Gradients (D, *shape) of the sums over rows of z (m, D): D backward passes, batched."""
+    m, D = z.shape
+    seeds = torch.eye(D, dtype=z.dtype, device=z.device).unsqueeze(1).expand(D, m, D)
+    with torch.enable_grad():
+        return list(
+            torch.autograd.grad(
+                z, at, seeds, is_grads_batched=True, allow_unused=True, retain_graph=True
+            )
+        )
 
 
 class Trunk:
@@ -282,12 +309,10 @@ class Trunk:
         """End the trunk of this pass; called at each use of a posterior weight."""
         self._is_over = True
 
-    @contextmanager
-    def recording(self) -> Iterator[None]:
+    def recording(self) -> AbstractContextManager[None]:
         """Record one pass at the trained weights; drops the previous frame."""
         self.forget()
-        with self._in("record"):
-            yield
+        return self._in("record")
 
     def intact(self) -> bool:
         """Whether no recorded tensor was changed in place; changed ones are copied from now on."""
@@ -295,10 +320,8 @@ class Trunk:
         self._changed |= changed
         return not changed
 
-    @contextmanager
-    def replaying(self) -> Iterator[None]:
-        with self._in("replay"):
-            yield
+    def replaying(self) -> AbstractContextManager[None]:
+        return self._in("replay")
 
     def forget(self) -> None:
         self._memory.clear()

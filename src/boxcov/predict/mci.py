@@ -8,7 +8,7 @@ stays the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,15 +19,14 @@ from torch.overrides import TorchFunctionMode
 from boxcov._torch.layers import LayerCall, at_least_float32
 from boxcov._torch.modules import LayerCallMode, fresh
 from boxcov.detections import Detections
-from boxcov.detector import Detector, InstanceGroup
+from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, check_whole
 from boxcov.kfac.losses import select_parameters
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.forward_mode.derivatives import PosteriorSamples, sample_covariance
-from boxcov.predict.instances import InstancesCheck, instance_groups, leaves_read, with_leaves
-from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector, OnCall
-from boxcov.predict.predictor import Predictor, logit_fields
-from boxcov.predict.route import EngineOptions, Router, State
+from boxcov.predict.forward_mode.derivatives import sample_covariance
+from boxcov.predict.linearize import LinearizationPoint, OnCall
+from boxcov.predict.predictor import Predictor
+from boxcov.predict.route.mci import MCIRouter
 
 _DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
 _NOTHING_DROPPED = (
@@ -59,6 +58,7 @@ class MCI(Predictor):
 
     method = "mci"
     router: MCIRouter
+    samples: int
 
     def __init__(
         self,
@@ -83,14 +83,9 @@ class MCI(Predictor):
                 f"dropout must lie between 0 and 1, got {dropout}; None uses the detector's own "
                 "dropout layers"
             )
-        super().__init__(detector, posterior, names, with_logit=with_logit)
         self.dropout, self.samples, self.seed = dropout, samples, seed
+        super().__init__(detector, posterior, names, with_logit=with_logit)
         self._generator = torch.Generator(self.device)
-        self._samples: PosteriorSamples | None = None
-        if self.posterior is not None:
-            self._samples = PosteriorSamples(self.posterior, samples, seed)
-        self.router = self.build_router()
-        self.set_error_model(None if posterior is None else posterior.error_model)
 
     def build_router(self) -> MCIRouter:
         return MCIRouter(self.linearize(), self.engine)
@@ -104,88 +99,52 @@ class MCI(Predictor):
 
     def predict(self, point: LinearizationPoint) -> Detections:
         has_own_dropout = self.posterior is None and self.dropout is None
-        sample = self._sample_own_dropout if has_own_dropout else self._layer_sampler(point)
+        sampled = self._own_dropout(point) if has_own_dropout else self._layers(point)
         self._drops = 0
         self._generator.manual_seed(self.seed)  # equal frames give equal numbers
-        deltas = torch.stack(
-            [at_least_float32(point.difference(sample(point, i))) for i in range(self.samples)], 2
-        )  # (m, D, k)
+        columns = [at_least_float32(point.difference(z)) for z in sampled]
+        deltas = torch.stack(columns, 2)  # (m, D, k)
         if self.posterior is None and not self._drops:
             raise BoxcovError(_NOTHING_DROPPED if has_own_dropout else _NOTHING_CALLED)
         of_boxes = deltas[:, : point.boxes.shape[1]].contiguous()
         row = sample_covariance(deltas)[:, -1] if self.with_logit else None
         return point.detections(
+            row,
             boxes=point.boxes + of_boxes.mean(2).to(point.boxes.dtype),
             covariance=sample_covariance(of_boxes),
-            meta=self.settings(),
-            **logit_fields(row),
         )
 
-    def _layer_sampler(
-        self, point: LinearizationPoint
-    ) -> Callable[[LinearizationPoint, int], Tensor]:
-        """Computes z (m, D) of the network with a given number."""
+    def _layers(self, point: LinearizationPoint) -> Iterator[Tensor]:
+        """z (m, D) of each network, with dropped inputs or perturbed weights of the layers."""
         # by instance always with logits: the boxes' masks must not depend on with_logit
         has_logits = type(self._detector).logits is not Detector.logits
         joint = point.with_logits() if has_logits else point
         groups = self.router.groups(joint)
-
-        def sample(point: LinearizationPoint, number: int) -> Tensor:
-            on_call = self._drop_inputs if self._samples is None else self._perturb(number)
+        for number in range(self.samples):
+            on_call: OnCall = self._drop_inputs
+            if self.posterior is not None:
+                on_call = self.linearized.substitute(self.linearized.moved(self.etas, number))
             if groups is None:
-                return point.z_by(on_call)
+                yield point.z_by(on_call)
+                continue
             z = torch.empty_like(joint.z)
             with LayerCallMode(self.linearized.names, on_call):
                 for index, run in groups:
                     z[index] = run().to(z.dtype)
-            return z[:, : point.z.shape[1]]
-
-        return sample
+            yield z[:, : point.z.shape[1]]
 
     def _drop_inputs(self, name: str, call: LayerCall) -> Tensor:
         assert self.dropout is not None
         self._drops += 1
         return call(x=drop(call.x, self.dropout, self._generator))
 
-    def _perturb(self, number: int) -> OnCall:
-        assert self._samples is not None
-        return self.linearized.substitute(self.linearized.moved(self._samples.etas, number))
-
-    def _sample_own_dropout(self, point: LinearizationPoint, number: int) -> Tensor:
-        with _ActiveDropout(self._generator) as active:
-            z = point.z_of(point.linearized.shadow(fresh(point.inputs)))
-        self._drops += active.count
-        return z
-
-
-class MCIRouter(Router):
-    """The head per instance, if all chosen weights that affect the boxes are in it."""
-
-    def __init__(self, linearized: LinearizedDetector, options: EngineOptions) -> None:
-        super().__init__(linearized, options)
-        self.instances_check = InstancesCheck()
-
-    def needs_trunk(self) -> bool:
-        return self.instances_check.state is not State.VERIFIED
-
-    def groups(self, point: LinearizationPoint) -> list[InstanceGroup] | None:
-        """The instances of a frame; None if the whole network has to run."""
-        if self.instances_check.state is State.UNVERIFIED:
-            self._decide(point)
-        return instance_groups(point) if self.instances_check.state is State.VERIFIED else None
-
-    def _decide(self, point: LinearizationPoint) -> None:
-        check, watched = self.instances_check, with_leaves(point)
-        with torch.inference_mode(False), torch.enable_grad():
-            groups = instance_groups(watched)
-            read = {leaf for _, run in groups or [] for leaf in leaves_read(run())}
-        if groups is None:
-            check.refuse()
-        elif not check.verify(watched, {""}):
-            return
-        elif check.upstream(watched, read):
-            check.refuse()
-        self.settle("the whole network" if check.is_refused else "instances")
+    def _own_dropout(self, point: LinearizationPoint) -> Iterator[Tensor]:
+        """z (m, D) of each network, with the detector's own dropout layers active."""
+        for _ in range(self.samples):
+            with _ActiveDropout(self._generator) as active:
+                z = point.z_of(point.linearized.shadow(fresh(point.inputs)))
+            self._drops += active.count
+            yield z
 
 
 def drop(x: Tensor, rate: float, generator: torch.Generator) -> Tensor:

@@ -36,7 +36,6 @@ class NMSSpread(Predictor):
                 "candidates()"
             )
         super().__init__(detector, None, [])
-        self.router = self.build_router()
 
     def settings(self) -> dict[str, Any]:
         return {"method": self.method, **self._detector_settings()}
@@ -60,6 +59,5 @@ class NMSSpread(Predictor):
         spread = delta.unsqueeze(2) * delta.unsqueeze(1) * shares  # (c, D, D)
         D = plain.shape[1]
         return point.detections(
-            covariance=plain.new_zeros(len(plain), D, D).index_add(0, by, spread),
-            meta=self.settings(),
+            covariance=plain.new_zeros(len(plain), D, D).index_add(0, by, spread)
         )

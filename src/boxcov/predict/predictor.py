@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, ClassVar, NoReturn
 
 import torch
@@ -26,16 +27,22 @@ from boxcov.error_model.model import ErrorModel, describe_error_model
 from boxcov.errors import BoxcovError, NotFiniteError
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
-from boxcov.predict.route import DEFAULT_ENGINE, EngineOptions, Router
+from boxcov.predict.route.router import DEFAULT_ENGINE, EngineOptions, Router
 from boxcov.result_check import check_result, rows_in_range
 
 
 class Predictor(ABC):
-    """A method: ``model(inputs)`` returns ``Detections`` with a covariance for each box."""
+    """A method: ``model(inputs)`` returns ``Detections`` with a covariance for each box.
+
+    A subclass sets its own arguments before it calls ``__init__``, which builds the router.
+    """
 
     method: ClassVar[str]
     router: Router
     posterior: Posterior | None  # MC dropout and NMS spread have none
+    error_model: ErrorModel | None
+    samples: int | None  # k
+    seed: int
 
     def __init__(
         self,
@@ -58,12 +65,13 @@ class Predictor(ABC):
         self.engine = engine
         self.device = next(detector.parameters()).device
         self.posterior = None if posterior is None else posterior.to(self.device)
-        self.error_model: ErrorModel | None = None
         self._detector, self._parameters = detector, parameters
         self._fingerprint = fingerprint(detector)
         self._configuration = detector.configuration()
         self._watch_weights()
         self._lock = ProcessLock()  # the trunk cache holds one frame at a time
+        self.router = self.build_router()
+        self.set_error_model(None if posterior is None else posterior.error_model)
 
     def __call__(self, inputs: Any) -> Detections:
         """The detector's boxes, scores and labels, with a covariance for each box.
@@ -86,6 +94,7 @@ class Predictor(ABC):
                 result = self.predict(point) if len(point.selection) else self._empty(point)
             finally:
                 self.linearized.trunk.forget()
+            result = replace(result, meta={**self.settings(), **result.meta})
             result = add_signals(result, detector_signals(point)) if with_signals else result
             if error_model is None:
                 return self.check(result, is_current)
@@ -98,7 +107,7 @@ class Predictor(ABC):
 
     def rows_in_range(self, found: Detections) -> Tensor:
         """Which rows (n,) ``check`` would accept, without a synchronisation."""
-        return rows_in_range(found, unknown=self._unknown(found), strict=False)
+        return rows_in_range(found, self._unknown(found))
 
     def _unknown(self, found: Detections) -> Tensor | None:
         """The fields whose errors the error model does not know."""
@@ -166,6 +175,13 @@ class Predictor(ABC):
             f"{type(self).__name__}(detector, Posterior.load(path, detector))"
         )
 
+    @cached_property
+    def etas(self) -> dict[str, Tensor]:
+        """``samples`` directions (k, *shape) by parameter name, drawn with ``seed``."""
+        assert self.posterior is not None
+        assert self.samples is not None
+        return self.posterior.sample(self.samples, torch.Generator().manual_seed(self.seed))
+
     @property
     def linearized(self) -> LinearizedDetector:
         """The detector as a function of the weights."""
@@ -180,7 +196,7 @@ class Predictor(ABC):
 
     @abstractmethod
     def predict(self, point: LinearizationPoint) -> Detections:
-        """The detections of a frame with at least one box."""
+        """The detections of a frame with at least one box; ``settings`` are added to their meta."""
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
@@ -206,9 +222,7 @@ class Predictor(ABC):
         D = point.boxes.shape[1]
         zeros = at_least_float32(point.boxes).new_zeros
         row = zeros(0, D + 1) if self.with_logit else None
-        return point.detections(
-            covariance=zeros(0, D, D), meta=self.settings(), **logit_fields(row)
-        )
+        return point.detections(row, covariance=zeros(0, D, D))
 
     def _detector_settings(self) -> dict[str, Any]:
         """What every method says about the detector."""
@@ -275,10 +289,3 @@ def estimator(settings: Mapping[str, Any]) -> str:
     """
     method = "exact" if settings["method"] == "glm" else settings["method"]
     return method if settings.get("samples") is None else f"{method}, {settings['samples']} samples"
-
-
-def logit_fields(row: Tensor | None) -> dict[str, Any]:
-    """Fields of ``Detections`` from each logit's covariance with box and logit (m, D + 1)."""
-    if row is None:
-        return {}
-    return {"score_variance": row[:, -1].contiguous(), "score_covariance": row[:, :-1].contiguous()}

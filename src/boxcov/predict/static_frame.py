@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,10 +21,11 @@ from boxcov.predict.head.cells import group_in_blocks, plan_own_cells
 from boxcov.predict.head.covariance import head_covariance
 from boxcov.predict.head.stages import decode_result
 from boxcov.predict.head.weights import HeadWeights, build_head_weights
-from boxcov.predict.instances import InstanceEngine, check_items, with_leaves
+from boxcov.predict.instances import InstanceEngine, InstanceRun, with_leaves
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
 from boxcov.predict.predictor import add_signals, detector_signals
-from boxcov.predict.route import DEFAULT_ENGINE, EngineOptions
+from boxcov.predict.route.instances import check_items
+from boxcov.predict.route.router import DEFAULT_ENGINE, EngineOptions
 from boxcov.static_selection import StaticLimits, StaticSelection
 
 OUTPUTS = ("boxes", "scores", "labels", "covariance", "count", "left_off")
@@ -87,15 +89,24 @@ class FrameFunction:
     ) -> Covariance:
         """Return how the covariance is computed: by the head's stages where they suffice."""
         moving = _moving_parameters(point, static)
-        options = (etas, self.engine.tolerance)
-        head = _head_weights(posterior, moving, point, options)
-        self.needs_trunk = head is None
-        if head is not None:
-            return _staged_covariance(head)
+        head, staged = None, self.linearized.shadow.stages(point.raw, point.selection)
+        if staged is not None:
+            names, tolerance = self.linearized.names, self.engine.tolerance
+            head = build_head_weights(staged, posterior, names, etas, tolerance)
+        if head is not None and head.parameters and moving <= head.parameters:
+            self.needs_trunk = False
+            return partial(_staged_covariance, head)
         if etas is not None:
-            return _sampled_covariance(moving, etas)
+            directions = {name: eta for name, eta in etas.items() if name in moving}
+            return lambda point, _: sample_covariance(directional_derivatives(point, directions))
         engine = InstanceEngine(self.linearized, posterior)
-        return _exact_covariance(moving, point, static, engine)
+        below = sorted(moving - _instance_parameters(engine, point, static))
+        if below:
+            raise BoxcovError(
+                "an exact covariance can be exported for layers that instances() runs: "
+                f"{join_names(below)} lie below the head. Take samples, or a posterior of the head"
+            )
+        return partial(_instance_covariance, engine)
 
     def run(self, inputs: Any) -> tuple[Detections, StaticSelection]:
         """Return n rows of detections, with arbitrary padding, and which of them are boxes."""
@@ -152,19 +163,17 @@ class FrameFunction:
 
     def _raw(self, inputs: Any) -> tuple[Any, Any, Tensor | None]:
         """Return the network's inputs, its raw outputs, and how many inputs are left off."""
-        if self.network is not None:
-            network, extra = self.network, None
+        network, extra, excess = self.network, None, None
+        if network is not None:
             if self.error_model is not None:
                 extra = self._side.run(lambda: network.signal_inputs(*inputs))
             raw, excess = network(*inputs)
-            return inputs, raw if extra is None else {**raw, SIGNAL_INPUTS: extra}, excess
-        extra = None
-        if isinstance(inputs, WithSignals):
-            inputs, extra = inputs
-        raw = (
-            self.linearized.recorded(inputs) if self.needs_trunk else self.linearized.shadow(inputs)
-        )
-        return inputs, raw if extra is None else {**raw, SIGNAL_INPUTS: extra}, None
+        else:
+            if isinstance(inputs, WithSignals):
+                inputs, extra = inputs
+            forward = self.linearized.recorded if self.needs_trunk else self.linearized.shadow
+            raw = forward(inputs)
+        return inputs, raw if extra is None else {**raw, SIGNAL_INPUTS: extra}, excess
 
 
 def _with_signals(point: LinearizationPoint, static: StaticSelection) -> Detections:
@@ -191,85 +200,48 @@ def _moving_parameters(point: LinearizationPoint, static: StaticSelection) -> se
     return moving
 
 
-def _staged_covariance(head: HeadWeights) -> Covariance:
-    """Return the covariance by the head's stages: exact, or along their directions."""
-
-    def covariance(point: LinearizationPoint, static: StaticSelection) -> Tensor:
-        staged = point.linearized.shadow.stages(point.raw, point.selection)
-        assert staged is not None
-        pixels, plan = plan_own_cells(staged, head, group_in_blocks(staged.kind, head.n_kinds))
-        found = decode_result(head, head_covariance(head, plan, pixels), staged)[0]
-        return sample_covariance(found) if head.has_directions else found
-
-    return covariance
-
-
-def _sampled_covariance(moving: set[str], etas: dict[str, Tensor]) -> Covariance:
-    """Return the sample covariance along ``etas``, by forward mode."""
-    directions = {name: eta for name, eta in etas.items() if name in moving}
-    return lambda point, static: sample_covariance(directional_derivatives(point, directions))
-
-
-def _exact_covariance(
-    moving: set[str], point: LinearizationPoint, static: StaticSelection, engine: InstanceEngine
-) -> Covariance:
-    """Return ``J Sigma J^T`` by the head's layers per instance."""
-    used: set[str] = set()
-    _covariance_by_kind(engine, point, static, used)  # verifies instances(), outside the graph
-    below = sorted(moving - used)
-    if below:
-        raise BoxcovError(
-            "an exact covariance can be exported for layers that instances() runs: "
-            f"{join_names(below)} lie below the head. Take samples, or a posterior of the head"
-        )
-    return lambda point, static: _covariance_by_kind(engine, point, static, None)
-
-
-def _head_weights(
-    posterior: Posterior,
-    moving: set[str],
-    point: LinearizationPoint,
-    options: tuple[dict[str, Tensor] | None, float],
-) -> HeadWeights | None:
-    """Return the weights of the head's stages, if they include all that boxes depend on.
-
-    options: the directions and the tolerance of ``build_head_weights``.
-    """
-    staged = point.linearized.shadow.stages(point.raw, point.selection)
-    if staged is None:
-        return None
-    head = build_head_weights(staged, posterior, point.linearized.names, *options)
-    return head if head is not None and head.parameters and moving <= head.parameters else None
-
-
-def _covariance_by_kind(
-    engine: InstanceEngine,
-    point: LinearizationPoint,
-    static: StaticSelection,
-    used: set[str] | None,
+def _staged_covariance(
+    head: HeadWeights, point: LinearizationPoint, static: StaticSelection
 ) -> Tensor:
-    """Compute all rows as every kind in turn, and take each row from its own kind (n, D, D).
+    """Return the covariance by the head's stages: exact, or along their directions."""
+    staged = point.linearized.shadow.stages(point.raw, point.selection)
+    assert staged is not None
+    pixels, plan = plan_own_cells(staged, head, group_in_blocks(staged.kind, head.n_kinds))
+    found = decode_result(head, head_covariance(head, plan, pixels), staged)[0]
+    return sample_covariance(found) if head.has_directions else found
 
-    used: receives the names of the weights used, in a pass that may read values; None to trace.
-    """
-    point = with_leaves(point)
-    kind = static.kind
-    if kind is None:
-        kind = static.selection.labels.new_zeros(len(static.selection))
+
+def _instance_covariance(
+    engine: InstanceEngine, point: LinearizationPoint, static: StaticSelection
+) -> Tensor:
+    """Compute all rows as every kind in turn, and take each row from its own kind (n, D, D)."""
     n, D = point.boxes.shape
+    kind = static.selection.labels.new_zeros(n) if static.kind is None else static.kind
     out = point.boxes.new_zeros(n, D, D)
-    for number, selection in enumerate(static.of_kind or (static.selection,)):
-        run = engine.run(*_single_group(point, selection))
-        part = engine.covariance(run)
-        out = torch.where((kind == number)[:, None, None], part, out)
-        if used is not None:
-            if n > 1 and run.uses:
-                check_items(run, type(point.linearized.shadow).__name__)
-            for block in engine.posterior.blocks.values():
-                if block.layer.weight in run.uses:
-                    names = (block.layer.weight, block.layer.bias)
-                    used |= {name for name in names if name is not None}
+    for number, run in enumerate(_runs(engine, point, static)):
+        out = torch.where((kind == number)[:, None, None], engine.covariance(run), out)
     return out
+
+
+def _instance_parameters(
+    engine: InstanceEngine, point: LinearizationPoint, static: StaticSelection
+) -> set[str]:
+    """Return the posterior's parameters that instances() uses; raise if it mixes the boxes."""
+    used: set[str] = set()
+    for run in _runs(engine, point, static):
+        if len(point.boxes) > 1 and run.uses:
+            check_items(run, type(point.linearized.shadow).__name__)
+        used |= set(engine.posterior.restricted(engine.block_of[w] for w in run.uses).parameters)
+    return used
+
+
+def _runs(
+    engine: InstanceEngine, point: LinearizationPoint, static: StaticSelection
+) -> Iterator[InstanceRun]:
+    """Run all rows by instance, as every kind in turn."""
+    watched = with_leaves(point)
+    for selection in static.of_kind or (static.selection,):
+        yield engine.run(*_single_group(watched, selection))
 
 
 def _single_group(point: LinearizationPoint, selection: Selection) -> Any:

@@ -12,7 +12,7 @@ import boxcov
 from boxcov import GLM, MCGLM, BoxcovError, ExactGLM, Posterior, fit
 from boxcov.data.coco import CLASSES
 from boxcov.detectors.torchvision import TorchvisionDetector, wrap
-from boxcov.predict import exact
+from boxcov.predict.route import exact
 from helpers.torchvision_cases import MODELS, NAMES, images, objects, retinanet, retinanet_normed
 from oracles.dense import relative
 

@@ -16,7 +16,8 @@ import boxcov
 from boxcov import GLM, MCGLM, BoxcovError, BoxcovWarning, ExactGLM, Posterior, Selection, fit
 from boxcov.data import coco
 from boxcov.detectors.transformers import QueryDetector, wrap
-from boxcov.predict import exact, instances
+from boxcov.predict import instances
+from boxcov.predict.route import exact
 from helpers.transformers_cases import (
     MODELS,
     NAMES,
@@ -138,10 +139,10 @@ def test_exact_is_one_backward_pass_a_number_at_d_passes(
 
     monkeypatch.setattr(exact, "autograd_covariance", slow)
     batched: list[int] = []
-    passes = instances._gradients_by_field
+    passes = instances.field_gradients
     monkeypatch.setattr(
         instances,
-        "_gradients_by_field",
+        "field_gradients",
         lambda boxes, edges: batched.append(boxes.shape[1]) or passes(boxes, edges),
     )
     x = torch.cat([frames[0][0], frames[1][0]])

@@ -22,7 +22,7 @@ except Exception as error:
 import boxcov
 from boxcov import GLM, MCGLM, BoxcovError, ExactGLM, Posterior, fit
 from boxcov.detectors.ultralytics import Yolo, wrap
-from boxcov.predict import exact
+from boxcov.predict.route import exact
 from oracles.dense import relative
 
 NAMES = {0: "cat", 1: "cow", 2: "dog"}

@@ -8,7 +8,7 @@ import torch
 import boxcov
 from boxcov.predict.cuda import static_graph as module
 from boxcov.predict.cuda.static_graph import Graphs
-from boxcov.predict.route import State
+from boxcov.predict.route.verification import State
 from helpers.centerpoint_cases import cloud, detector_of, pillar_config
 
 
@@ -173,7 +173,8 @@ def test_other_directions_make_a_new_graph_that_is_compared(
     monkeypatch.setattr(
         type(graph), "matches_plain", lambda self, done: not compared.append(len(done.tensors))
     )
-    vars(model._samples)["etas"] = deep.sample(2, torch.Generator().manual_seed(5))
+    other = deep.sample(2, torch.Generator().manual_seed(5))
+    model.router._etas_below = {name: other[name] for name in model.router._etas_below}
     found = [model(frames[0][0]) for _ in range(4)]
     assert graph.graphs.replayed
     assert len(compared) == 1

@@ -9,7 +9,7 @@ import torch
 
 import boxcov
 from boxcov import GLM, MCGLM, BoxcovError, ExactGLM
-from boxcov.predict import mcglm
+from boxcov.predict.route import directions
 from helpers.centerpoint_cases import frames, pillar_config
 from helpers.chosen_cells import TASKS, Chosen, chosen
 from oracles.dense import relative
@@ -70,13 +70,13 @@ def test_a_sample_names_the_box_that_contradicts(posterior, data, monkeypatch) -
 
 def test_first_frame_of_mcglm_runs_the_oracle_once(posterior, data, monkeypatch) -> None:
     model, seen = MCGLM(chosen(600), posterior, samples=6), []
-    derive, run = mcglm.directional_derivatives, model.router.staged_head.run
+    derive, run = directions.directional_derivatives, model.router.staged_head.run
 
     def counted(point, etas):
         seen.append(len(next(iter(etas.values()))))
         return derive(point, etas)
 
-    monkeypatch.setattr(mcglm, "directional_derivatives", counted)
+    monkeypatch.setattr(directions, "directional_derivatives", counted)
     monkeypatch.setattr(
         model.router.staged_head, "run", lambda *given: seen.append(0) or run(*given)
     )

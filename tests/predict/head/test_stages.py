@@ -17,7 +17,7 @@ from boxcov.predict.head import weights as prepared
 from boxcov.predict.head.cells import group_by_kind, plan_own_cells, window_tables
 from boxcov.predict.head.covariance import head_covariance
 from boxcov.predict.head.separable_variances import Separable, fit_separable
-from boxcov.predict.route import State
+from boxcov.predict.route.verification import State
 from helpers.centerpoint_cases import frames, pillar_config
 from helpers.chosen_cells import TASKS, chosen
 from oracles.dense import relative
@@ -169,7 +169,7 @@ def test_derivatives_along_directions(posterior, data, count: int) -> None:
     assert not model.router.needs_trunk() or count == 1
     found = model(data[0][0])
     assert torch.equal(found.boxes, detector.detect(data[0][0]).boxes)
-    A = directional_derivatives(model.linearized.at(data[0][0]), model._samples.etas)
+    A = directional_derivatives(model.linearized.at(data[0][0]), model.etas)
     assert relative(found.covariance, sample_covariance(A)) < 1e-4
 
 
@@ -180,10 +180,10 @@ def test_directions_that_reach_below_the_head(data, depth: str, count: int) -> N
     detector = chosen(count)
     model = MCGLM(detector, boxcov.fit(detector, data, depth=depth, prior_precision=1.0), samples=4)
     first, found = model(data[0][0]), model(data[0][0])
-    assert model.router._has_below
+    assert model.router._etas_below
     assert model.router.tangents_check.state is State.VERIFIED
     assert torch.equal(first.covariance, found.covariance)
-    A = directional_derivatives(model.linearized.at(data[0][0]), model._samples.etas)
+    A = directional_derivatives(model.linearized.at(data[0][0]), model.etas)
     assert relative(found.covariance, sample_covariance(A)) < 1e-4
 
 
@@ -194,7 +194,7 @@ def test_exact_head_and_sampled_rest(data) -> None:
     first, found = model(data[0][0]), model(data[0][0])
     assert model.router.tangents_check.state is State.VERIFIED
     assert torch.equal(first.covariance, found.covariance)
-    below = {name: eta for name, eta in model._samples.etas.items() if not name.startswith("head")}
+    below = {name: eta for name, eta in model.etas.items() if not name.startswith("head")}
     A = directional_derivatives(model.linearized.at(data[0][0]), below)
     head = ExactGLM(
         detector,

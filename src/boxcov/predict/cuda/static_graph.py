@@ -1,7 +1,7 @@
 """CUDA graphs, and the engine that runs the static part of the plain pass, with tangents, as one.
 
 A detector's network is about a thousand small kernels, and a GPU waits for most of their launches.
-A graph is one launch. ``predict/route.py`` compares it with the plain pass before it is used.
+A graph is one launch. ``predict/route/`` compares it with the plain pass before it is used.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class StaticGraph:
     cannot enter the graph.
     """
 
-    def __init__(self, detector: Detector, weights: Iterable[Tensor] = ()) -> None:
+    def __init__(self, detector: Detector, weights: Iterable[Tensor]) -> None:
         self._shadow = shadow(detector)
         self._static_part = self._shadow.static_part()
         own = {id(p) for p in self._static_part.parameters()}

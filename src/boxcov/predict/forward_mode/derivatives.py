@@ -6,8 +6,6 @@ The covariance of boxes follows from them: ``sample_covariance``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -17,26 +15,11 @@ from boxcov._torch.layers import LayerCall, at_least_float32, full_precision
 from boxcov._torch.modules import LayerCallMode
 from boxcov._torch.process_state import Precision, matrix_precision
 from boxcov.errors import BoxcovError
-from boxcov.posterior.posterior import Posterior
 from boxcov.predict.forward_mode.directions import Directions, normalise
-from boxcov.predict.forward_mode.tangents import NoRule, Tangents, forward_mode, push_forward
+from boxcov.predict.forward_mode.tangents import NoRule, Tangents, push_forward, vmap_jvp
 from boxcov.predict.linearize import LinearizationPoint, Weights
 
 _DIRECTIONS_AT_ONCE = 100  # by vmap(jvp), whose memory they take
-
-
-@dataclass(frozen=True)
-class PosteriorSamples:
-    """k directions eta, drawn from the posterior with ``seed`` when they are first needed."""
-
-    posterior: Posterior
-    count: int  # k
-    seed: int
-
-    @cached_property
-    def etas(self) -> dict[str, Tensor]:
-        """Directions (k, *shape) by parameter name, of all layers."""
-        return self.posterior.sample(self.count, torch.Generator().manual_seed(self.seed))
 
 
 class ForwardModeError(BoxcovError):
@@ -52,18 +35,15 @@ def directional_derivatives(point: LinearizationPoint, etas: Weights) -> Tensor:
             "derivative='fd' with an epsilon for half precision, or ExactGLM with a head posterior"
         )
     theta = point.linearized.theta()
-    at = {name: theta[name] for name in etas}
-    scaled, scale = normalise(etas, at)
+    scaled, scale = normalise(etas, theta)
     size = _DIRECTIONS_AT_ONCE if len(scale) > _DIRECTIONS_AT_ONCE else None  # None copies nothing
 
-    def one(eta: dict[str, Tensor]) -> Tensor:
-        u: Tensor = torch.func.jvp(point.z_at, (at,), (eta,))[1]
-        # vmap can only stack what depends on the direction: add a zero that does
-        return u + 0 * next(iter(eta.values())).flatten()[0]
+    def z(*weights: Tensor) -> list[Tensor]:
+        return [point.z_at(dict(zip(etas, weights)))]
 
     try:
-        with forward_mode():
-            u = torch.vmap(one, chunk_size=size)(scaled)
+        at = tuple(theta[name] for name in etas)
+        (u,) = vmap_jvp(z, at, tuple(scaled.values()), size)
     except NotImplementedError as error:
         raise ForwardModeError(
             "this detector uses an operation that torch cannot differentiate in forward mode "
@@ -82,7 +62,7 @@ def directional_derivatives(point: LinearizationPoint, etas: Weights) -> Tensor:
 class TangentPropagation:
     """Tangents along k directions through one pass, and the derivatives of the boxes from them."""
 
-    def __init__(self, weights: Mapping[str, Tensor], precision: Precision = "float32") -> None:
+    def __init__(self, weights: Mapping[str, Tensor], precision: Precision) -> None:
         self.weights, self.precision = weights, precision
         self._given: Mapping[str, Tensor] = {}
         self._directions: Directions | None = None
@@ -90,11 +70,14 @@ class TangentPropagation:
     def tangents(
         self, etas: Mapping[str, Tensor], ends: frozenset[int] = frozenset()
     ) -> Tangents | None:
-        """Tangents for the next pass, along ``etas`` (k, *shape) by name; None under autocast."""
+        """Tangents for the next pass along ``etas`` (k, *shape) by name, the same object each time.
+
+        None under autocast.
+        """
         device = next(iter(self.weights.values())).device.type
-        if not etas or torch.is_autocast_enabled(device):
+        if torch.is_autocast_enabled(device):
             return None
-        if self._directions is None or not _are_same(self._given, etas):
+        if self._directions is None or self._given is not etas:
             self._given, self._directions = etas, Directions(etas, self.weights, self.precision)
         return Tangents(self._directions, ends)
 
@@ -138,10 +121,6 @@ def check_decode(point: LinearizationPoint) -> None:
 
     with LayerCallMode(point.linearized.names, refuse):
         point.z_of(point.raw)
-
-
-def _are_same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(one[name] is other[name] for name in other)
 
 
 @full_precision()

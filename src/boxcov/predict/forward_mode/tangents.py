@@ -10,8 +10,8 @@ the calls that the network makes, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from boxcov._torch.layers import LayerCall, parse
+from boxcov._torch.modules import float_leaves
 from boxcov._torch.process_state import ProcessLock, matrix_precision
 from boxcov.predict.forward_mode.directions import Directions, channels_last
 
@@ -242,7 +243,7 @@ class Tangents(TorchFunctionMode):
     def _by_jvp(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Any other operation: vmap(jvp) of it alone."""
         out = func(*args, **kwargs)
-        into = _float_leaves(out)
+        into = float_leaves(out)
         if not into:
             return out
         leaves, form = tree_flatten((args, kwargs))
@@ -253,7 +254,7 @@ class Tangents(TorchFunctionMode):
             for i, primal in zip(moving, primals):
                 filled[i] = primal
             own_args, own_kwargs = tree_unflatten(filled, form)
-            return _float_leaves(func(*own_args, **own_kwargs))
+            return float_leaves(func(*own_args, **own_kwargs))
 
         primals = tuple(leaves[i].detach() for i in moving)
         tangents = tuple(self._tangents[leaves[i]].whole().to(leaves[i].dtype) for i in moving)
@@ -262,20 +263,17 @@ class Tangents(TorchFunctionMode):
         return out
 
 
-@contextmanager
-def forward_mode() -> Iterator[None]:
-    """One thread at a time: the levels of torch's forward mode belong to the process.
-
-    Attention by plain products: torch has no forward-mode derivative of a fused one.
-    """
-    with _LOCK, sdpa_kernel(SDPBackend.MATH):
-        yield
-
-
-def push_forward(
-    function: Callable[..., list[Tensor]], primals: tuple[Tensor, ...], tangents: tuple[Tensor, ...]
+def vmap_jvp(
+    function: Callable[..., list[Tensor]],
+    primals: tuple[Tensor, ...],
+    tangents: tuple[Tensor, ...],
+    chunk_size: int | None = None,
 ) -> list[Tensor]:
-    """Derivatives (k, ...) of each output along k tangents (k, *shape) of each input."""
+    """Derivatives (k, ...) of each output along k tangents (k, *shape) of each input.
+
+    One thread at a time: the levels of torch's forward mode belong to the process. Attention is
+    computed by plain products: torch has no forward-mode derivative of a fused one.
+    """
 
     def one(*moved: Tensor) -> list[Tensor]:
         found: list[Tensor] = torch.func.jvp(function, primals, moved)[1]
@@ -283,16 +281,18 @@ def push_forward(
         zero = 0 * (moved[0].flatten()[0] if moved[0].numel() else moved[0].sum())
         return [t + zero.to(t.dtype) for t in found]
 
+    with _LOCK, sdpa_kernel(SDPBackend.MATH):
+        return list(torch.vmap(one, chunk_size=chunk_size)(*tangents))
+
+
+def push_forward(
+    function: Callable[..., list[Tensor]], primals: tuple[Tensor, ...], tangents: tuple[Tensor, ...]
+) -> list[Tensor]:
+    """As ``vmap_jvp``; raise ``NoRule`` where torch has no rule."""
     try:
-        with forward_mode():
-            return list(torch.vmap(one)(*tangents))
+        return vmap_jvp(function, primals, tangents)
     except (RuntimeError, ValueError, TypeError) as error:  # no forward mode, or no batching
         raise NoRule(str(error)) from error
-
-
-def _float_leaves(tree: Any) -> list[Tensor]:
-    leaves = tree_leaves(tree)
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 
 def _slope(func: Any, x: Tensor, rest: list[Any], kwargs: Mapping[str, Any], out: Tensor) -> Tensor:

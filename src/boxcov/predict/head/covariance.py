@@ -128,11 +128,9 @@ def _derivatives_below(stage: StageWeights, plan: Plan, d: Tensor, tangents: Ten
     """
     cells, (k, _, C) = plan.stages[0], tangents.shape[:3]
     rows = tangents.permute(0, 1, 3, 4, 2).reshape(k, -1, C)  # no copy if channels are last
-    outside = (
-        cells.input_rows == len(plan.map_cells)
-        if plan.outside is None
-        else plan.outside[cells.input_rows]
-    )
+    outside = cells.input_rows == len(plan.map_cells)
+    if plan.outside is not None:
+        outside = plan.outside[cells.input_rows]
     read = torch.cat([plan.map_cells, plan.map_cells.new_zeros(1)])[cells.input_rows]  # (L, taps)
     W = stage.W[0, 0][: C * read.shape[1]].to(tangents.dtype)
     moved = d.new_zeros(k, len(read) + 1, W.shape[1])
@@ -237,11 +235,10 @@ def _run_backward(
         if stage.directions is not None:
             total = _plus(total, _branch_derivatives(alpha, d))
         elif stage.posterior is not None:
-            K = (
-                _own_kernels(stage.posterior, alpha)
-                if shared is None or number
-                else shared(stage.posterior)
-            )
+            if number or shared is None:
+                K = _own_kernels(stage.posterior, alpha)
+            else:
+                K = shared(stage.posterior)
             total = _plus(total, _branch_covariance(stage.posterior, K, d))
         if number:
             d = backpropagate(d, stage.W, stage)

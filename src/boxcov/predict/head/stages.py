@@ -1,7 +1,7 @@
 """Engine: covariances and directional derivatives of a head that is given as stages.
 
 It computes from ``Detector.stages`` and caches what does not depend on the frame. Whether its
-result is used is decided in ``predict/route.py``.
+result is used is decided in ``predict/route/``.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from boxcov.predict.head.cells import (
     window_tables,
 )
 from boxcov.predict.head.covariance import head_covariance
-from boxcov.predict.head.weights import TOLERANCE, HeadWeights, build_head_weights
-from boxcov.predict.linearize import LinearizationPoint
+from boxcov.predict.head.weights import HeadWeights, build_head_weights
+from boxcov.predict.linearize import LinearizationPoint, field_gradients
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ class StagedHead:
     def __init__(
         self,
         posterior: Posterior,
-        precision: Precision = "float32",
-        tolerance: float = TOLERANCE,
-        cuda_graphs: bool = True,
+        precision: Precision,
+        tolerance: float,
+        cuda_graphs: bool,
     ) -> None:
         self.posterior, self.precision, self.tolerance = posterior, precision, tolerance
         self.weights: HeadWeights | None = None  # of the stages of the last frame
@@ -162,9 +162,8 @@ def decode_result(
     with torch.enable_grad():
         outputs = outputs.detach().requires_grad_()
         boxes = staged.decode(outputs, staged.row, staged.column)
-        m, D = boxes.shape
-        ones = torch.eye(D, dtype=boxes.dtype, device=boxes.device).unsqueeze(1).expand(D, m, D)
-        (J,) = torch.autograd.grad(boxes, outputs, ones, is_grads_batched=True)  # (D, m, R)
+    (J,) = field_gradients(boxes, [outputs])  # (D, m, R)
+    assert J is not None
     J = J.transpose(0, 1).to(total.dtype)
     of_boxes = J @ total if head.has_directions else J @ total @ J.transpose(1, 2)
     return (of_boxes,) if below is None else (of_boxes, J @ below)

@@ -157,8 +157,8 @@ def build_head_weights(
     staged: HeadStages,
     posterior: Posterior,
     names: Mapping[int, str],
-    etas: Mapping[str, Tensor] | None = None,
-    tolerance: float = TOLERANCE,
+    etas: Mapping[str, Tensor] | None,
+    tolerance: float,
 ) -> HeadWeights | None:
     """Arrange a head for ``head_covariance``; None if its layers or posterior cannot be stacked.
 

@@ -1,0 +1,31 @@
+"""How a frame is computed: the only place that decides.
+
+``router.py`` runs the plain pass, ``exact.py`` routes ExactGLM, ``directions.py`` MCGLM and
+``mci.py`` MCI. Each router holds one ``Verification`` per fast engine (``verification.py``) and
+chooses among the engines on the first boxes:
+
+==========================  ====================================================================
+engine                      verified against
+==========================  ====================================================================
+``InstanceEngine``          ``decode()``: equal boxes, equal gradients
+``StagedHead``, exact       ``InstanceEngine``, for every kind of box
+``StagedHead``, directions  vmap(jvp), for every kind of box
+``TangentPropagation``      vmap(jvp)
+``StaticGraph``             the plain pass, bit for bit
+==========================  ====================================================================
+
+Autograd and vmap(jvp) work for any detector; they are the oracles and need no verification. An
+engine starts UNVERIFIED. It becomes VERIFIED when it agrees with its oracle. Its
+result is used for that frame and all later ones, so a frame gives the same result whether it comes
+first or later. A new kind of box (another task or level) is verified when it first appears.
+An optional speed-up that contradicts its oracle, or is not available, becomes REFUSED; its oracle
+is used and one warning says so. Stages or instances that contradict their oracle are an error of
+the detector: ``BoxcovError``.
+
+Rounding differs between two engines, and an activation at its kink (ReLU at zero) may fall to
+either side, which changes a box's derivatives by some per cent. A few boxes that differ are
+therefore no contradiction, and a frame with few boxes decides nothing unless the difference is far
+beyond rounding: the oracle's numbers are then returned, and the next frame is compared again.
+
+The route is logged when it is fixed (logger "boxcov", level INFO) and shown by ``repr(model)``.
+"""

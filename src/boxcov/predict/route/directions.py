@@ -1,0 +1,151 @@
+"""The routes of MCGLM: derivatives along posterior samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import Tensor
+
+from boxcov._torch.process_state import matrix_precision
+from boxcov.posterior.posterior import Posterior
+from boxcov.predict.forward_mode.derivatives import check_decode, directional_derivatives
+from boxcov.predict.forward_mode.tangents import NoRule, Tangents
+from boxcov.predict.head.stages import StagedResult
+from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
+from boxcov.predict.route.router import EngineOptions, Route, TangentRouter
+
+
+class DirectionRouter(TangentRouter):
+    """Chooses for ``MCGLM``: stages for the head, propagated tangents for the rest, or vmap(jvp)
+    for everything."""
+
+    def __init__(
+        self,
+        linearized: LinearizedDetector,
+        posterior: Posterior,
+        options: EngineOptions,
+        etas: Mapping[str, Tensor],
+        with_logit: bool,
+    ) -> None:
+        super().__init__(linearized, posterior, options)
+        self.etas, self.with_logit = etas, with_logit
+        # directions of weights below the stages that boxes depend on, once these are verified
+        self._etas_below: Mapping[str, Tensor] = {}
+
+    def needs_trunk(self) -> bool:
+        has_stages = not self.stages_check.is_refused
+        if self.route is None or (has_stages and not self.stages_check.is_verified):
+            return True
+        if self.tangents_check.is_verified:
+            return False
+        return not has_stages or bool(self._etas_below) or self.with_logit
+
+    def next_tangents(self) -> Tangents | None:
+        if self.route is None or self.tangents_check.is_refused:
+            return None
+        if self.with_logit or self.stages_check.is_refused:
+            return self.propagation.tangents(self.etas)
+        if not self._etas_below:
+            return None
+        return self.propagation.tangents(self._etas_below, self.staged_head.first_layer)
+
+    def derivatives(self, point: LinearizationPoint) -> tuple[Tensor, Tensor]:
+        """J eta of the boxes (m, D, k) and of z, which includes the logit if there is one."""
+        staged = self._run_stages(point)
+        fast = self._fast(point, staged) if self._is_verified(point, staged) else None
+        return self._verify(point, staged) if fast is None else fast
+
+    def _run_stages(self, point: LinearizationPoint) -> StagedResult | None:
+        if self.stages_check.is_refused:
+            return None
+        staged = self.staged_head.run(replace(point, logits=None), self.etas)
+        if staged is None:
+            self.stages_check.refuse()
+        return staged
+
+    def _is_verified(self, point: LinearizationPoint, staged: StagedResult | None) -> bool:
+        if staged is not None and self.stages_check.new_kinds(staged):
+            return False
+        return point.tangents is None or self.tangents_check.covers({point.tangents.ends})
+
+    def _fast(
+        self, point: LinearizationPoint, staged: StagedResult | None
+    ) -> tuple[Tensor, Tensor] | None:
+        """As ``derivatives``, from stages and tangents; None if they do not cover everything."""
+        every = None
+        if point.tangents is not None and not point.tangents.ends:
+            try:
+                every = self.propagation.derivatives(point)
+            except NoRule:
+                self.tangents_check.refuse()
+        if staged is None:
+            D = point.boxes.shape[1]
+            return None if every is None else (every[:, :D].contiguous(), every)
+        boxes = staged.head
+        if self._etas_below:
+            if staged.below is None:
+                return None
+            boxes = boxes + self.propagation.rescale(staged.below)
+        if not self.with_logit:
+            return boxes, boxes
+        return None if every is None else (boxes, every)
+
+    def _verify(
+        self, point: LinearizationPoint, staged: StagedResult | None
+    ) -> tuple[Tensor, Tensor]:
+        """As ``derivatives``: by the oracle, or by the fast route where it agrees with it."""
+        point = self.with_trunk(point)
+        A = directional_derivatives(point, self.etas)
+        boxes = A[:, : point.boxes.shape[1]].contiguous()
+        agrees = True
+        if staged is not None and self.stages_check.new_kinds(staged):
+            agrees = self._verify_stages(point, staged, boxes)
+        fast = self._verify_fast(point, staged, A) if agrees else None
+        rest = "propagated tangents" if self.tangents_check.is_verified else "vmap(jvp)"
+        if self.stages_check.is_verified:
+            self.settle("stages", rest if self._etas_below else "none")
+        else:
+            self.settle(rest, rest)
+        return (boxes, A) if fast is None else fast
+
+    def _verify_stages(self, point: LinearizationPoint, staged: StagedResult, slow: Tensor) -> bool:
+        """Compare the head's part with vmap(jvp), in float32 on the features of the plain pass.
+
+        slow: the derivatives (m, D, k) of all layers. Their cost does not depend on m, so all boxes
+        are compared.
+        """
+        head, names = replace(point, logits=None), self.staged_head.parameters
+        own = {name: eta for name, eta in self.etas.items() if name in names}
+        below = {name: eta for name, eta in self.etas.items() if name not in names}
+        two = {name: eta[:2] for name, eta in below.items()}
+        has_below = bool(two) and bool(directional_derivatives(head, two).any())
+        if has_below:  # with fewer weights the trunk reaches up to the head: equal features
+            head = LinearizedDetector(self.linearized.detector, list(own)).at(point.inputs)
+        if has_below or slow.is_cuda:  # a GPU may compute ``slow`` in TF32
+            with matrix_precision("float32"):
+                slow = directional_derivatives(head, own)
+        agrees = self.stages_check.compare(staged, slow)
+        if agrees:
+            self._etas_below = below if has_below else {}
+        return agrees
+
+    def _verify_fast(
+        self, point: LinearizationPoint, staged: StagedResult | None, A: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        """The derivatives of this frame by the route of later ones; None if that is vmap(jvp)."""
+        self.route = self.route or Route("vmap(jvp)")  # a route of None propagates no tangents
+        tangents = self.next_tangents()
+        try:
+            if tangents is not None:
+                point = self.linearized.with_tangents(point, tangents)
+                if not tangents.ends:
+                    check_decode(point)
+                staged = self._run_stages(point)
+            fast = self._fast(point, staged)
+        except NoRule:
+            self.tangents_check.refuse()
+            return None
+        if fast is None or tangents is None or self.tangents_check.covers({tangents.ends}):
+            return fast
+        return fast if self.tangents_check.compare(fast[1], A, tangents.ends) else None

@@ -1,0 +1,203 @@
+"""The routes of ExactGLM: the head by stages, instances or autograd, and what lies below it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from boxcov._torch.layers import at_least_float32
+from boxcov._torch.process_state import matrix_precision
+from boxcov.posterior.posterior import Posterior
+from boxcov.predict.backward_mode import autograd_covariance, gradients
+from boxcov.predict.forward_mode.derivatives import directional_derivatives, sample_covariance
+from boxcov.predict.forward_mode.tangents import NoRule, Tangents
+from boxcov.predict.head.stages import StagedResult
+from boxcov.predict.instances import InstanceEngine, instance_groups, leaves_read, with_leaves
+from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
+from boxcov.predict.route.instances import InstancesCheck
+from boxcov.predict.route.router import EngineOptions, TangentRouter
+from boxcov.predict.route.verification import warn_of_route
+
+_LOGIT = slice(-1, None)  # the last field of z
+
+
+@dataclass(frozen=True)
+class HeadPart:
+    """The part of a covariance that the layers of the head contribute."""
+
+    covariance: Tensor  # (m, D, D), with logits (m, D + 1, D + 1)
+    below: list[str]  # layers of the posterior that are not included
+    tangents_below: Tensor | None = None  # derivatives (m, D, k) along normalised directions
+
+
+class ExactRouter(TangentRouter):
+    """Chooses for ``ExactGLM``; etas: directions for Monte Carlo below the head, else autograd."""
+
+    def __init__(
+        self,
+        linearized: LinearizedDetector,
+        posterior: Posterior,
+        options: EngineOptions,
+        etas: Mapping[str, Tensor] | None,
+        with_logit: bool,
+    ) -> None:
+        super().__init__(linearized, posterior, options)
+        self.etas, self.with_logit = etas, with_logit
+        self.instances = InstanceEngine(linearized, posterior)
+        self.instances_check = InstancesCheck()
+        # layers below the stages, and the directions of their weights, once these are verified
+        self._layers_below: list[str] = []
+        self._etas_below: Mapping[str, Tensor] = {}
+        self._warned_of_slow_logit = False
+
+    def needs_trunk(self) -> bool:
+        if self.with_logit or not self.stages_check.is_verified:
+            return True
+        return bool(self._layers_below) and not self.tangents_check.is_verified
+
+    def next_tangents(self) -> Tangents | None:
+        if not self._etas_below or self.tangents_check.is_refused:
+            return None
+        return self.propagation.tangents(self._etas_below, self.staged_head.first_layer)
+
+    def covariance(self, point: LinearizationPoint) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The covariance of the boxes (m, D, D), the row (m, D + 1) of the score logit, and the
+        part of the covariance that comes from the layers below the head."""
+        boxes = replace(point, logits=None)
+        head = self._head(boxes)
+        below = self._below(boxes, head) if head.below else None
+        covariance = head.covariance if below is None else head.covariance + below
+        return covariance, self._logit_row(point, head) if self.with_logit else None, below
+
+    def _head(self, point: LinearizationPoint) -> HeadPart:
+        """By stages where they are verified for all boxes, else by instance or not at all."""
+        staged = self.staged_head.run(point)
+        if staged is not None and not self.stages_check.new_kinds(staged):
+            return HeadPart(staged.head, self._layers_below, staged.below)
+        point = self.with_trunk(point)
+        if staged is None:
+            part = self._head_by_instance(point)
+        else:
+            part = self._verify_stages(point, staged)
+        engine = "instances" if self._has_layers(part) else "autograd"
+        if staged is not None and not self.stages_check.new_kinds(staged):
+            engine = "stages"
+        rest = "autograd" if self.etas is None else "vmap(jvp) along samples"
+        self.settle(engine, rest if part.below else "none")
+        return part
+
+    @matrix_precision("float32")
+    def _verify_stages(self, point: LinearizationPoint, staged: StagedResult) -> HeadPart:
+        """By stages if they agree with the instances of some of the boxes, else by instance."""
+        rows = self.stages_check.rows_to_compare(staged)
+        some = point.subset(rows)
+        part = self._head_by_instance(some or point)
+        compared = None if some is None else rows
+        if self._has_layers(part) and self.stages_check.compare(staged, part.covariance, compared):
+            self._layers_below, self._etas_below = part.below, self._etas(part.below)
+            return HeadPart(staged.head, part.below)
+        return part if some is None else self._head_by_instance(point)
+
+    def _head_by_instance(self, point: LinearizationPoint) -> HeadPart:
+        """The part of the layers that instances() runs; of no layer if it cannot be used."""
+        (m, D), check = point.z.shape, self.instances_check
+        total = at_least_float32(point.boxes).new_zeros(m, D, D)
+        no_head = HeadPart(torch.zeros_like(total), list(self.posterior.blocks))
+        watched = with_leaves(point)
+        groups = instance_groups(watched)
+        if groups is None:
+            return no_head
+        direct, read = set[str](), set[int]()
+        for group in groups:
+            run = self.instances.run(*group)
+            check.verify_items(run, point)
+            total[run.index] = self.instances.covariance(run)
+            direct |= run.uses.keys()
+            read |= leaves_read(run.z)
+        is_verified = check.verify(watched, direct)
+        upstream = check.upstream(watched, read)
+        if upstream & direct:  # a weight used in instances() and before it
+            return no_head
+        blocks = self.instances.block_of
+        if not is_verified:  # too few boxes to decide: the oracle's numbers
+            layers = self.posterior.restricted([blocks[name] for name in direct])
+            total = autograd_covariance(point, layers)
+        return HeadPart(total, [name for weight, name in blocks.items() if weight in upstream])
+
+    def _has_layers(self, part: HeadPart) -> bool:
+        """Whether at least one layer of the posterior contributes to a part."""
+        return len(part.below) < len(self.posterior.blocks)
+
+    def _below(self, point: LinearizationPoint, head: HeadPart) -> Tensor:
+        """The covariance (m, D, D) of the layers below the head."""
+        if self.etas is None:
+            return autograd_covariance(point, self.posterior.restricted(head.below))
+        is_verified = self.tangents_check.covers({self.staged_head.first_layer})
+        if head.tangents_below is not None and is_verified:
+            return sample_covariance(self.propagation.rescale(head.tangents_below))
+        A = directional_derivatives(self.with_trunk(point), self._etas(head.below))
+        fast = self._verify_tangents(point, A) if head.below == self._layers_below else None
+        return sample_covariance(A if fast is None else fast)
+
+    def _verify_tangents(self, point: LinearizationPoint, slow: Tensor) -> Tensor | None:
+        """Derivatives (m, D, k) by propagated tangents; None unless they agree with ``slow``."""
+        tangents = self.next_tangents()
+        if tangents is None:
+            return None
+        try:
+            staged = self.staged_head.run(self.linearized.with_tangents(point, tangents))
+        except NoRule:
+            self.tangents_check.refuse()
+            return None
+        if staged is None or staged.below is None:
+            return None
+        fast = self.propagation.rescale(staged.below)
+        if not self.tangents_check.compare(fast, slow, tangents.ends):
+            return None
+        self.settle("stages", "propagated tangents along samples")
+        return fast
+
+    def _etas(self, layers: list[str]) -> dict[str, Tensor]:
+        """The directions of some layers, cut from those of all: a seed gives the same ones."""
+        if self.etas is None:
+            return {}
+        return {name: self.etas[name] for name in self.posterior.restricted(layers).parameters}
+
+    def _logit_row(self, point: LinearizationPoint, head: HeadPart) -> Tensor:
+        """The row (m, D + 1) of the score logit in the covariance of box and logit."""
+        with matrix_precision("float32"):  # in TF32 crops and the map differ by per cent
+            part = self._head_by_instance(point)
+            row, below = part.covariance[:, -1], part.below
+            if self._has_layers(head) and not self._has_layers(part):
+                self._warn_of_slow_logit(len(point.boxes))
+                row, below = self._logit_by_autograd(point, head), head.below
+        if not below:
+            return row
+        if self.etas is None:
+            return row + autograd_covariance(point, self.posterior.restricted(below))[:, -1]
+        return row + sample_covariance(directional_derivatives(point, self._etas(below)))[:, -1]
+
+    def _logit_by_autograd(self, point: LinearizationPoint, head: HeadPart) -> Tensor:
+        """The logit's row where instances() gives the boxes alone: a backward pass per logit.
+
+        The layers of ``head`` know the gradients of the boxes, so these need no pass of their own.
+        """
+        layers = [name for name in self.posterior.blocks if name not in head.below]
+        runs = self.instances.runs(replace(point, logits=None))
+        rows = [
+            self.instances.logit_row(runs, start, of_logits)
+            for start, of_logits in gradients(point, self.posterior.restricted(layers), _LOGIT)
+        ]
+        return torch.cat(rows)
+
+    def _warn_of_slow_logit(self, m: int) -> None:
+        if not self._warned_of_slow_logit:
+            self._warned_of_slow_logit = True
+            warn_of_route(
+                f"with_logit=True takes {m} backward passes for the {m} boxes of this frame, "
+                "because instances() and stages() do not give the score logit: accept "
+                "with_logit=True in instances(), which makes it a few"
+            )
