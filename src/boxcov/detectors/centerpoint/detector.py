@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,6 @@ from boxcov.detectors.centerpoint.head import CenterHead
 from boxcov.detectors.centerpoint.loss import MapTargets, encode, frame_losses
 from boxcov.detectors.centerpoint.pillar_encoder import PillarEncoder
 from boxcov.detectors.centerpoint.point_signals import point_maps
-from boxcov.detectors.centerpoint.provenance import Fact
 from boxcov.detectors.centerpoint.second import Second, SecondFPN
 from boxcov.detectors.centerpoint.selection import candidates, select, select_static
 from boxcov.detectors.centerpoint.signals import signals
@@ -30,6 +29,14 @@ from boxcov.head_stages import HeadStages, LogitBranch
 from boxcov.static_selection import StaticLimits, StaticSelection
 
 Raw = dict[str, Any]
+
+
+class Fact(NamedTuple):
+    """One thing that ``load`` understood of a checkpoint."""
+
+    name: str
+    value: str
+    evidence: str
 
 
 class CenterPoint(Detector):
