@@ -1,4 +1,4 @@
-"""Sequences of frames: the base of every data set, and batches."""
+"""Sequences of frames: the base of every data set, batches, and names of files in a data set."""
 
 from __future__ import annotations
 
@@ -81,3 +81,13 @@ def _merge(items: list[Any]) -> Any:
         f"cannot merge {type(first).__name__} items into a batch: use tensors, or lists, tuples "
         "or dicts of tensors"
     )
+
+
+def leads_out(name: str) -> bool:
+    r"""Return whether a file name in a data set leads out of its folder, or to nothing.
+
+    >>> [leads_out(name) for name in ("a/b.png", "a/../../b.png", "/etc/passwd", "C:\\b.png", "")]
+    [False, True, True, True, True]
+    """
+    parts = name.replace("\\", "/").split("/")
+    return not parts[0] or ".." in parts or ":" in name

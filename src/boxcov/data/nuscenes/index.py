@@ -17,6 +17,7 @@ from boxcov.data.nuscenes.classes import CATEGORIES, CLASSES
 from boxcov.data.nuscenes.tables import Row, Table
 from boxcov.data.points import check_objects
 from boxcov.data.poses import rotation_matrix
+from boxcov.data.sequence import leads_out
 from boxcov.errors import BoxcovError, BoxcovWarning, join_names
 
 Array = np.ndarray[Any, Any]
@@ -122,10 +123,8 @@ def _samples(folder: Path, split: str) -> tuple[list[str], Array, Array, dict[st
     place: dict[str, int] = {}
     chosen: list[tuple[int, int, str]] = []
     for row in table:
-        token, scene = (
-            table.text(row, "token"),
-            table.refer(row, "scene_token", scenes, "scene.json"),
-        )
+        token = table.text(row, "token")
+        scene = table.refer(row, "scene_token", scenes, "scene.json")
         place[token] = -1
         if scene >= 0:
             chosen.append((scene, table.integer(row, "timestamp"), token))
@@ -219,10 +218,8 @@ def _ego_poses(folder: Path, slots: dict[str, int]) -> tuple[Array, Array]:
     for row in table:
         slot = slots.get(table.text(row, "token"))
         if slot is not None:
-            R[slot], t[slot] = (
-                table.quaternion(row, "rotation"),
-                table.vector(row, "translation", 3),
-            )
+            R[slot] = table.quaternion(row, "rotation")
+            t[slot] = table.vector(row, "translation", 3)
     for token, slot in slots.items():
         if np.isnan(R[slot, 0]):
             raise BoxcovError(
@@ -297,11 +294,8 @@ def _velocities(centre: Array, time: Array, before: Array, after: Array) -> Arra
     seconds = 1e-6 * (time[last] - time[first])
     longest = np.where((before >= 0) & (after >= 0), 2 * _LONGEST_GAP, _LONGEST_GAP)
     usable = (seconds > 0) & (seconds <= longest)
-    return np.where(
-        usable[:, None],
-        (centre[last] - centre[first]) / np.where(usable, seconds, 1)[:, None],
-        np.nan,
-    )
+    seconds[~usable] = np.nan
+    return (centre[last] - centre[first]) / seconds[:, None]
 
 
 def _chain(table: Table, rows: dict[str, int], tokens: list[str]) -> Array:
@@ -320,13 +314,7 @@ def _file_name(table: Table, row: Row) -> bytes:
     name = table.text(row, "filename")
     if len(name) > _LONGEST_NAME:
         raise table.unexpected(row, "filename", f"at most {_LONGEST_NAME} characters")
-    if (
-        not name
-        or name.startswith("/")
-        or "\\" in name
-        or name[1:2] == ":"
-        or ".." in name.split("/")
-    ):
+    if leads_out(name):
         raise BoxcovError(
             f"{table.path}: the file name {name!r} leads out of the data set: refused"
         )
@@ -334,6 +322,5 @@ def _file_name(table: Table, row: Row) -> bytes:
 
 
 def _rotations(quaternions: Any) -> Array:
-    return np.asarray(
-        rotation_matrix(torch.tensor(np.array(quaternions), dtype=torch.float64).reshape(-1, 4))
-    )
+    rows = torch.from_numpy(np.array(quaternions, dtype=np.float64).reshape(-1, 4))
+    return rotation_matrix(rows).numpy()
