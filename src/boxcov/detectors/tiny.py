@@ -19,9 +19,8 @@ from boxcov._torch.layers import at_least_float32
 from boxcov._torch.process_state import seeded
 from boxcov.data.shapes import CLASSES, METRES
 from boxcov.detector import Detector, Selection, flatten_configuration
-from boxcov.detectors.objects import check_one_per_frame
+from boxcov.detectors.objects import objects_of
 from boxcov.detectors.signals import class_margin, finite, window, window_signals
-from boxcov.errors import BoxcovError
 from boxcov.head_stages import HeadStages, LogitBranch, Stage
 from boxcov.static_selection import StaticLimits, StaticSelection, best_rows
 
@@ -215,18 +214,13 @@ class TinyCenter(Detector):
     def encode(self, targets: Sequence[dict[str, Tensor]], like: Tensor) -> MapTargets:
         """Return the targets on the grid of ``like`` (B, classes, h, w)."""
         batch, _, height, width = like.shape
-        check_one_per_frame(targets, batch)
+        objects = objects_of(targets, self.box_fields, len(self.classes), like)
         heat, values = torch.zeros_like(like), like.new_zeros(batch, 6, height, width)
         mask = like.new_zeros(batch, height, width)
         rows = torch.arange(height, device=like.device)[:, None]
         columns = torch.arange(width, device=like.device)[None]
-        for b, target in enumerate(targets):
-            boxes, labels = target["boxes"].to(like), target["labels"].tolist()
-            if not all(0 <= label < len(self.classes) for label in labels):
-                raise BoxcovError(
-                    f"targets of frame {b}: labels {labels}, but {len(self.classes)} classes"
-                )
-            for box, label in zip(boxes, labels):
+        for b, (boxes, labels) in enumerate(objects):
+            for box, label in zip(boxes, labels.tolist()):
                 x, y = (box[:2] / self.cell).tolist()
                 row, column = int(y), int(x)
                 if not (0 <= x < width and 0 <= y < height):

@@ -186,7 +186,9 @@ class TorchvisionDetector(Detector):
 
         like = next(iter(raw["features"].values()))
         losses = []
-        for b, (boxes, labels) in enumerate(objects_of(targets, len(self.classes), like)):
+        for b, (boxes, labels) in enumerate(
+            objects_of(targets, self.box_fields, len(self.classes), like)
+        ):
             own = {
                 "boxes": resize_boxes(boxes, raw["original"][b], raw["sizes"][b]),
                 "labels": self.labels.to_model(labels),

@@ -228,7 +228,9 @@ class QueryDetector(Detector):
     def loss(self, raw: Raw, targets: Sequence[Mapping[str, Any]]) -> Tensor:
         """Return the model's own loss (B,), each image as a batch of one."""
         sizes, losses = raw["sizes"], []
-        for b, (boxes, labels) in enumerate(objects_of(targets, len(self.classes), sizes)):
+        for b, (boxes, labels) in enumerate(
+            objects_of(targets, self.box_fields, len(self.classes), sizes)
+        ):
             own = {
                 "class_labels": self.labels.to_model(labels),
                 "boxes": centres(boxes / sizes[b].flip(0).repeat(2)),

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from boxcov.box_layout import IMAGE
 from boxcov.detectors.boxes import centres, corners, iou
 from boxcov.detectors.objects import objects_of
 from boxcov.detectors.yolox.decode import Grid, centred_boxes
@@ -62,7 +63,7 @@ def _encoded(boxes: Tensor, grid: Grid) -> Tensor:
 
 def encode(targets: Sequence[dict[str, Tensor]], values: Tensor, grid: Grid) -> list[CellTargets]:
     """Assign the objects of each image to cells, given the head's values (B, N, 5 + classes)."""
-    objects = objects_of(targets, values.shape[2] - 5, values)
+    objects = objects_of(targets, IMAGE, values.shape[2] - 5, values)
     with torch.no_grad():
         predicted = centred_boxes(values, grid)
         return [
