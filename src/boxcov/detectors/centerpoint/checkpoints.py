@@ -134,23 +134,21 @@ def _path(path_or_name: str | Path) -> Path:
     """Return the file of a checkpoint; small is in the package, pillar in a checkout."""
     checkout = Path(__file__).parents[4] / "weights"
     named = {"small": (_WEIGHTS,), "pillar": (checkout, Path("weights"))}
-    if path_or_name not in named:
-        path = Path(path_or_name)
-        if not path.is_file():
-            known = did_you_mean(str(path_or_name), named)
-            raise BoxcovError(
-                f"{path}: no such file{known}; give the path of a checkpoint, or a name: small (in "
-                "the package) or pillar (in a checkout)"
-            )
-        return path
-    places = [folder / f"{path_or_name}.safetensors" for folder in named[str(path_or_name)]]
+    name, places = str(path_or_name), [Path(path_or_name)]
+    if name in named:
+        places = [folder / f"{name}.safetensors" for folder in named[name]]
     found = next((path for path in places if path.is_file()), None)
-    if found is None:
+    if found is not None:
+        return found
+    if name in named:
         raise BoxcovError(
-            f"{places[0]}: the weights of {path_or_name} are not in this installation: give the "
-            "path of a checkpoint, or work in a checkout of boxcov"
+            f"{places[0]}: the weights of {name} are not in this installation: give the path of a "
+            "checkpoint, or work in a checkout of boxcov"
         )
-    return found
+    raise BoxcovError(
+        f"{name}: no such file{did_you_mean(name, named)}; give the path of a checkpoint, or a "
+        "name: small (in the package) or pillar (in a checkout)"
+    )
 
 
 def _framework(state: State, path: Path) -> Framework:

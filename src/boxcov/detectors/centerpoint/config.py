@@ -176,7 +176,7 @@ class Config:
 
     def _check_counts(self) -> None:
         """Raise if a number of layers, cells or boxes is out of range."""
-        dense, rules, (nx, ny, nz) = self.dense, self.reporting, self.grid
+        dense, rules = self.dense, self.reporting
         widths = (*dense.widths, *dense.up_widths, *self.encoder.widths, *dense.strides)
         ranges = {
             "number of blocks": (len(dense.widths), 1, MAX_LAYERS),
@@ -184,9 +184,7 @@ class Config:
             "smallest number of layers": (min(dense.layers, default=0), 0, MAX_LAYERS),
             "number of encoder layers": (len(self.encoder.widths), 1, MAX_LAYERS),
             "smallest width or stride": (min(*widths, dense.shared, dense.branch), 1, 1 << 20),
-            "number of cells along x": (nx, 1, MAX_CELLS),
-            "number of cells along y": (ny, 1, MAX_CELLS),
-            "number of cells along z": (nz, 1, MAX_CELLS),
+            **{f"number of cells along {a}": (n, 1, MAX_CELLS) for a, n in zip("xyz", self.grid)},
             "number of candidates": (rules.candidates, 1, MAX_CANDIDATES),
             "number of boxes": (rules.max_boxes, 1, MAX_CANDIDATES),
         }

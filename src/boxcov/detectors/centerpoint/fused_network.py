@@ -20,7 +20,7 @@ from boxcov._torch.modules import shadow
 from boxcov.detectors.centerpoint.head import CenterHead, StackedMaps
 from boxcov.detectors.centerpoint.point_signals import point_maps
 from boxcov.detectors.centerpoint.voxel_encoder import VoxelEncoder
-from boxcov.detectors.centerpoint.voxels import check_clouds, shuffle, voxelise, voxelise_padded
+from boxcov.detectors.centerpoint.voxels import concatenate, voxelise, voxelise_padded
 
 if TYPE_CHECKING:
     from boxcov.detectors.centerpoint.detector import CenterPoint
@@ -62,18 +62,12 @@ class FusedCenterPoint:
 
         None if there are too many points, or another number of frames.
         """
-        clouds = shuffle(check_clouds(inputs)) if self._grid.shuffled else check_clouds(inputs)
-        counts = [len(cloud) for cloud in clouds]
-        if len(counts) != self._frames or sum(counts) > self._points:
+        points, frame = concatenate(inputs, self._grid.shuffled)
+        missing = self._points - len(points)
+        if len(inputs) != self._frames or missing < 0:
             return None
-        missing = self._points - sum(counts)
-        points = torch.cat([*clouds, self._padding[:missing]])
-        # filled on the device: a list of numbers would be copied from the host
-        frame = [
-            torch.full((count,), number, device=points.device)
-            for number, count in enumerate([*counts[:-1], counts[-1] + missing])
-        ]
-        return points, torch.cat(frame)
+        padded = torch.cat([points, self._padding[:missing]])
+        return padded, F.pad(frame, (0, missing), value=self._frames - 1)
 
     def __call__(self, *packed: Tensor) -> tuple[dict[str, Any], Tensor]:
         bev, excess = self.encode(*packed)

@@ -156,13 +156,9 @@ def check_clouds(clouds: Sequence[Tensor]) -> Sequence[Tensor]:
 
 def shuffle(clouds: Sequence[Tensor]) -> list[Tensor]:
     """Return the clouds with their points in a random order, the same on every call."""
-    return [cloud[_permutation(len(cloud), cloud.device)] for cloud in clouds]
-
-
-def _permutation(count: int, device: torch.device) -> Tensor:
-    """Return a random order of ``count`` points, the same on every call."""
-    # of numpy: inside vmap torch allows no random numbers
-    return torch.from_numpy(np.random.default_rng(0).permutation(count)).to(device)
+    # numpy's random numbers: inside vmap torch allows none
+    orders = [np.random.default_rng(0).permutation(len(cloud)) for cloud in clouds]
+    return [cloud[torch.from_numpy(o).to(cloud.device)] for cloud, o in zip(clouds, orders)]
 
 
 def _within_limits(
