@@ -214,7 +214,7 @@ class TinyCenter(Detector):
     def encode(self, targets: Sequence[dict[str, Tensor]], like: Tensor) -> MapTargets:
         """Return the targets on the grid of ``like`` (B, classes, h, w)."""
         batch, _, height, width = like.shape
-        objects = objects_of(targets, self.box_fields, len(self.classes), like)
+        objects = objects_of(targets, TinyCenter.box_fields, len(CLASSES), like)
         heat, values = torch.zeros_like(like), like.new_zeros(batch, 6, height, width)
         mask = like.new_zeros(batch, height, width)
         rows = torch.arange(height, device=like.device)[:, None]
