@@ -204,7 +204,7 @@ def _mounts(folder: Path) -> tuple[dict[str, int], Array, Array]:
         numbers[table.text(row, "token")] = len(rotations) if lidar else -1
         if lidar:
             rotations.append(table.quaternion(row, "rotation"))
-            translations.append(table.vector(row, "translation", 3))
+            translations.append(table.vector(row, "translation"))
     if not rotations:
         raise BoxcovError(
             f"{table.path}: no sensor is named LIDAR_TOP: these are not the tables of nuScenes"
@@ -219,7 +219,7 @@ def _ego_poses(folder: Path, slots: dict[str, int]) -> tuple[Array, Array]:
         slot = slots.get(table.text(row, "token"))
         if slot is not None:
             R[slot] = table.quaternion(row, "rotation")
-            t[slot] = table.vector(row, "translation", 3)
+            t[slot] = table.vector(row, "translation")
     for token, slot in slots.items():
         if np.isnan(R[slot, 0]):
             raise BoxcovError(
@@ -249,7 +249,7 @@ def _annotations(folder: Path, place: dict[str, int], times: Array) -> Annotatio
         label.append(kind)
         identity.append(numbers[table.text(row, "instance_token")])
         points.append(table.integer(row, "num_lidar_pts"))
-        centre.extend(table.vector(row, "translation", 3))
+        centre.extend(table.vector(row, "translation"))
         size.extend(table.size(row, "size"))
         rotation.extend(table.quaternion(row, "rotation"))
     centres, owner = np.array(centre).reshape(-1, 3), np.array(sample, dtype=np.int64)

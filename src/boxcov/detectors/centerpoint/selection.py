@@ -14,7 +14,8 @@ from boxcov.detectors.boxes import rotated_iou
 from boxcov.detectors.centerpoint.config import Config
 from boxcov.detectors.centerpoint.decode import CellIndex, boxes_of, values_at
 from boxcov.detectors.centerpoint.head import StackedMaps, TaskMaps
-from boxcov.detectors.centerpoint.nms import (
+from boxcov.detectors.centerpoint.voxels import numbers_like
+from boxcov.detectors.nms import (
     Pairs,
     circle_pairs,
     greedy_nms,
@@ -23,7 +24,6 @@ from boxcov.detectors.centerpoint.nms import (
     removed_by,
     rotated_pairs,
 )
-from boxcov.detectors.centerpoint.voxels import numbers_like
 from boxcov.static_selection import StaticLimits, StaticSelection, best_rows, static_nms
 
 

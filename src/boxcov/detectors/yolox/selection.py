@@ -10,7 +10,7 @@ from torch import Tensor
 
 from boxcov.detector import Candidates, Selection
 from boxcov.detectors.boxes import corners, iou
-from boxcov.detectors.centerpoint.nms import Pairs, greedy_nms, removed_by, suppressing_pairs
+from boxcov.detectors.nms import Pairs, greedy_nms, removed_by, suppressing_pairs
 from boxcov.detectors.pyramid import CellIndex, ScoredBoxes, static_selection
 from boxcov.detectors.yolox.config import Config
 from boxcov.detectors.yolox.decode import Grid, centred_boxes

@@ -90,7 +90,7 @@ def near_boxes(rows: Tensor, boxes: Tensor) -> Tensor:
 
 
 def near_centres(rows: Tensor, centres: Tensor, bound: Tensor) -> Tensor:
-    """Return which centres (G, R, 2) and (G, K, 2) are near: squared distances up to a bound (G,)."""
+    """Return which centres (G, R, 2) and (G, K, 2) are near: squared distance <= bound (G,)."""
     return _squared_distances(rows, centres) <= bound.reshape(-1, 1, 1)
 
 
