@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -111,11 +111,15 @@ def check_fit(
         for name, shape in shapes.items()
         if name in tensors and tuple(tensors[name].shape) != shape
     ]
-    lists = {
-        "missing": [name for name in needed if name not in tensors],
-        "surplus": sorted(set(tensors) - set(shapes)),
-        "of another shape": wrong,
-    }
+    missing = [name for name in needed if name not in tensors]
+    refuse_differences(misfit, missing, sorted(set(tensors) - set(shapes)), wrong)
+
+
+def refuse_differences(
+    misfit: str, missing: Sequence[str], surplus: Sequence[str], wrong: Sequence[str]
+) -> None:
+    """Raise one error if tensors of a file are missing, surplus or of another shape."""
+    lists = {"missing": missing, "surplus": surplus, "of another shape": wrong}
     found = [f"{len(n)} {kind}: {join_names(n, 20)}" for kind, n in lists.items() if n]
     if found:
         raise BoxcovError(f"{misfit}. {'; '.join(found)}")

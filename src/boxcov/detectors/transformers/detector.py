@@ -120,9 +120,7 @@ class QueryDetector(Detector):
         given = self.prepare(inputs)
         sizes = given.pop("sizes", None)
         pixels = given["pixel_values"]
-        if sizes is None:
-            sizes = torch.tensor(pixels.shape[2:], device=pixels.device).expand(len(pixels), 2)
-        return {**self.run(given), "sizes": sizes.to(pixels)}
+        return {**self.run(given), "sizes": (_sizes(pixels) if sizes is None else sizes).to(pixels)}
 
     def static_part(self) -> QueryDetector:
         """Return the network after the image processor; its inputs are those of ``prepare``."""
@@ -135,29 +133,20 @@ class QueryDetector(Detector):
                 raise BoxcovError(f"images must be (B, 3, h, w), got {tuple(inputs.shape)}")
             if self.images is None:
                 return {"pixel_values": inputs}
-            return {
-                **self.images(inputs),
-                "sizes": torch.tensor(inputs.shape[2:], device=inputs.device).expand(
-                    len(inputs), 2
-                ),
-            }
+            return {**self.images(inputs), "sizes": _sizes(inputs)}
         if self.images is not None:
             raise BoxcovError(
                 "this detector has an image processor: give it a tensor (B, 3, h, w), BGR, 0 to 255"
             )
-        if (
-            not isinstance(inputs, dict)
-            or "pixel_values" not in inputs
-            or not set(inputs) <= set(_INPUTS)
-        ):
-            got = f"a {type(inputs).__name__}: dict(...) makes a dict of it"
-            if isinstance(inputs, dict):
-                got = f"a dict of {', '.join(map(str, inputs))}"
-            raise BoxcovError(
-                f"inputs must be pixel_values (B, 3, h, w), or a dict with pixel_values and "
-                f"optionally {' and '.join(_INPUTS[1:])}, got {got}"
-            )
-        return dict(inputs)
+        if isinstance(inputs, dict) and {"pixel_values"} <= set(inputs) <= set(_INPUTS):
+            return dict(inputs)
+        got = f"a {type(inputs).__name__}: dict(...) makes a dict of it"
+        if isinstance(inputs, dict):
+            got = f"a dict of {', '.join(map(str, inputs))}"
+        raise BoxcovError(
+            f"inputs must be pixel_values (B, 3, h, w), or a dict with pixel_values and "
+            f"optionally {' and '.join(_INPUTS[1:])}, got {got}"
+        )
 
     def select(self, raw: Raw) -> Selection:
         return _at(*self._candidates(raw))
@@ -249,6 +238,11 @@ def _at(candidates: Selection, index: Tensor) -> Selection:
     """Return some of the candidates, by their numbers or a mask."""
     frame, query = (t[index] for t in candidates.where)
     return Selection(frame, candidates.scores[index], candidates.labels[index], (frame, query))
+
+
+def _sizes(images: Tensor) -> Tensor:
+    """Return height and width (B, 2) of images (B, 3, h, w)."""
+    return torch.tensor(images.shape[2:], device=images.device).expand(len(images), 2)
 
 
 def of_image(raw: Raw, b: int) -> Raw:
