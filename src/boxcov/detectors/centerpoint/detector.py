@@ -61,11 +61,8 @@ class CenterPoint(Detector):
         self.provenance: tuple[Fact, ...] = ()  # what ``load`` understood of a checkpoint
         self.box_fields, self.classes = config.box_fields, config.classes
         with seeded(seed):
-            self.encoder = (
-                PillarEncoder(config)
-                if isinstance(config.encoder, Pillars)
-                else VoxelEncoder(config)
-            )
+            is_pillars = isinstance(config.encoder, Pillars)
+            self.encoder = PillarEncoder(config) if is_pillars else VoxelEncoder(config)
             self.backbone = Second(config.bev_channels, config.dense)
             self.neck = SecondFPN(config.dense)
             self.head = CenterHead(config)
@@ -80,12 +77,7 @@ class CenterPoint(Detector):
         return raw if isinstance(inputs, Tensor) else {**raw, "points": list(inputs)}
 
     def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
-        return {
-            "head": self.head,
-            "neck": self.neck,
-            "backbone": self.backbone,
-            "encoder": self.encoder,
-        }
+        return {name: getattr(self, name) for name in ("head", "neck", "backbone", "encoder")}
 
     def configuration(self) -> dict[str, str]:
         about = asdict(self.config)
@@ -117,12 +109,8 @@ class CenterPoint(Detector):
 
     def decode(self, raw: Raw, selection: Selection) -> Tensor:
         where = selection.where
-        return boxes_of(
-            values_at(raw["tasks"], where, list(self.config.branches)),
-            where.row,
-            where.column,
-            self.config,
-        )
+        values = values_at(raw["tasks"], where, list(self.config.branches))
+        return boxes_of(values, where.row, where.column, self.config)
 
     def logits(self, raw: Raw, selection: Selection) -> Tensor:
         """Return the heat map's logit (m,) of each box's class at its cell."""
@@ -184,9 +172,8 @@ class CenterPoint(Detector):
             noise = torch.empty_like(torch.cat(at, 1)).normal_(generator=generator)
             first = self.config.first_class(task)
             heats.append(heat)
-            places.append(
-                torch.stack([torch.full_like(frame, task), frame, label + first, row, column])
-            )
+            place = (torch.full_like(frame, task), frame, label + first, row, column)
+            places.append(torch.stack(place))
             values.append(torch.cat(at, 1) + noise)
         sizes = tuple(len(classes) for classes in self.config.tasks)
         tasks, frame, label, row, column = torch.cat(places, 1)

@@ -116,13 +116,7 @@ class FusedHead:
         most = max(len(bias) for _, bias in last)
         # a class that is not there has a score of 0
         last = [(_pad_rows(W, most, 0), _pad_rows(b, most, -torch.inf)) for W, b in last]
-        self._first, self._last = (
-            (
-                torch.cat([W for W, _ in pairs]).contiguous(memory_format=torch.channels_last),
-                torch.cat([bias for _, bias in pairs]),
-            )
-            for pairs in (first, last)
-        )
+        self._first, self._last = _side_by_side(first), _side_by_side(last)
 
     def __call__(self, features: Tensor) -> StackedMaps:
         groups = len(self._sizes)
@@ -131,15 +125,19 @@ class FusedHead:
         return StackedMaps(out.unflatten(1, (groups, -1)), self._sizes)
 
 
+def _side_by_side(layers: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Return weight and bias of one convolution that computes the outputs of all layers."""
+    weights, biases = zip(*layers)
+    return torch.cat(weights).contiguous(memory_format=torch.channels_last), torch.cat(biases)
+
+
 def _pad_rows(x: Tensor, count: int, value: float) -> Tensor:
     return torch.cat([x, x.new_full((count - len(x), *x.shape[1:]), value)])
 
 
 def _block_diagonal(layers: Sequence[nn.Conv2d]) -> tuple[Tensor, Tensor]:
     """Return weight and bias of layers side by side, each on its own input channels."""
-    rows, columns = (
-        sum(getattr(layer, name) for layer in layers) for name in ("out_channels", "in_channels")
-    )
+    rows, columns = (sum(layer.weight.shape[i] for layer in layers) for i in (0, 1))
     weight = layers[0].weight.new_zeros(rows, columns, *layers[0].kernel_size)
     row = column = 0
     for layer in layers:

@@ -65,9 +65,8 @@ def heat_losses(tasks: Sequence[TaskMaps], targets: MapTargets, rules: Loss) -> 
 def box_losses(tasks: Sequence[TaskMaps], targets: MapTargets, config: Config) -> Tensor:
     """Return the weighted L1 loss of each task and frame (T, B), without unknown values."""
     rules = config.loss
-    joined = torch.cat([maps[name] for maps in tasks for name in config.branches], 1).unflatten(
-        1, (len(tasks), -1)
-    )  # (B, T, 10, h, w)
+    joined = torch.cat([maps[name] for maps in tasks for name in config.branches], 1)
+    joined = joined.unflatten(1, (len(tasks), -1))  # (B, T, 10, h, w)
     found = joined[targets.frame, targets.task, :, targets.row, targets.column]  # (n, 10)
     known = targets.values.isfinite()
     off = (found - torch.where(known, targets.values, 0)).abs() * known
@@ -92,10 +91,8 @@ def gaussian_radius(l: Tensor, w: Tensor, overlap: float = 0.1) -> Tensor:
     both, area = l + w, l * w
     moved = (both + (both**2 - 4 * area * (1 - overlap) / (1 + overlap)).sqrt()) / 2
     inner = (2 * both + (4 * both**2 - 16 * (1 - overlap) * area).clamp(min=0).sqrt()) / 2
-    outer = (
-        -2 * overlap * both
-        + (4 * overlap**2 * both**2 + 16 * overlap * (1 - overlap) * area).sqrt()
-    ) / 2
+    root = (4 * overlap**2 * both**2 + 16 * overlap * (1 - overlap) * area).sqrt()
+    outer = (-2 * overlap * both + root) / 2
     return torch.minimum(torch.minimum(moved, inner), outer)
 
 
@@ -169,8 +166,7 @@ def _draw_gaussians(
     y, x = row.reshape(-1, 1, 1) + dy, column.reshape(-1, 1, 1) + dx
     _, classes, rows, columns = heat.shape
     drawn = (dy.abs() <= r) & (dx.abs() <= r) & (y >= 0) & (y < rows) & (x >= 0) & (x < columns)
-    flat = (
-        (frame * classes + label).reshape(-1, 1, 1) * rows + y.clamp(0, rows - 1)
-    ) * columns + x.clamp(0, columns - 1)
+    plane = (frame * classes + label).reshape(-1, 1, 1)
+    flat = (plane * rows + y.clamp(0, rows - 1)) * columns + x.clamp(0, columns - 1)
     # cells outside the Gaussian or the map add a 0 at the border, which changes nothing
     heat.view(-1).scatter_reduce_(0, flat.flatten(), (splat * drawn).flatten(), "amax")

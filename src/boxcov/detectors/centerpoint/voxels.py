@@ -91,16 +91,14 @@ def voxelise_padded(
     # the first point of each cell, and behind the last cell the number of points
     start = torch.searchsorted(rank, torch.arange(1, most + 2, device=device))
     start = torch.minimum(start, n_inside)
-    counts = start.diff().clamp(max=grid.max_points)
+    counts = start.diff()
+    counts = counts if grid.max_points is None else counts.clamp(max=grid.max_points)
     stop = counts.cumsum(0)  # when the points beyond max_points are left out
     cell = torch.searchsorted(stop, place, right=True)  # (n,) ``most`` behind the last point
     skipped = F.pad(start[:-1] - stop + counts, (0, 1))
     kept = order[(place + skipped[cell]).clamp(max=len(points) - 1)]
-    own = F.pad(
-        torch.where(counts > 0, numbers[start[:-1].clamp(max=len(points) - 1)], end),
-        (0, 1),
-        value=end,
-    )
+    first = numbers[start[:-1].clamp(max=len(points) - 1)]
+    own = F.pad(torch.where(counts > 0, first, end), (0, 1), value=end)
     excess = (n_cells - most).clamp(min=0)
     if grid.max_cells is not None:
         ends = torch.arange(1, frames + 1, device=device) * prod(grid.shape)

@@ -53,9 +53,8 @@ def _loss(values: Tensor, target: CellTargets, grid: Grid) -> Tensor:
 def _encoded(boxes: Tensor, grid: Grid) -> Tensor:
     """Return the head's values (p, 4) for boxes (p, 4), centre and size, at given cells."""
     stride = grid.stride.unsqueeze(1)
-    return torch.cat(
-        [(boxes[:, :2] - grid.corner) / stride, (boxes[:, 2:] / stride + 1e-8).log()], 1
-    )
+    offset, size = (boxes[:, :2] - grid.corner) / stride, boxes[:, 2:] / stride
+    return torch.cat([offset, (size + 1e-8).log()], 1)
 
 
 # from boxes to targets
@@ -90,11 +89,8 @@ def assign(
     if not len(cells):
         return CellTargets(cells, boxes.new_zeros(0, 4), boxes.new_zeros(0, classes))
     overlap = iou(corners(boxes)[:, None], corners(predicted[cells]))  # (n, A)
-    cost = (
-        _class_cost(values[cells], labels)
-        - _OVERLAP_WEIGHT * (overlap + 1e-8).log()
-        + _FAR_COST * ~near[:, cells]
-    )
+    cost = _class_cost(values[cells], labels) - _OVERLAP_WEIGHT * (overlap + 1e-8).log()
+    cost = cost + _FAR_COST * ~near[:, cells]
     assigned = _cheapest_cells(cost, overlap)
     positive = assigned.any(0).nonzero()[:, 0]
     owners, costs = assigned[:, positive], cost[:, positive]
