@@ -239,12 +239,8 @@ def _convert_weight(
     if isinstance(module, SparseConv):
         fits = tensor.dim() == 5 and tensor.permute(order).shape == module.kernel_shape
         return tensor.permute(order).flatten(1) if fits else tensor
-    if (
-        framework == "openpcdet"
-        and isinstance(module, torch.nn.Conv2d)
-        and "deblocks" in layer.own
-        and module.stride == (1, 1)
-    ):
+    is_upsampling = "deblocks" in layer.own and isinstance(module, torch.nn.Conv2d)
+    if framework == "openpcdet" and is_upsampling and module.stride == (1, 1):
         # OpenPCDet writes this convolution as a transposed one
         return tensor.transpose(0, 1) if tensor.dim() == 4 else tensor
     return tensor

@@ -208,14 +208,12 @@ def named_config(name: str, framework: Framework) -> Config:
             f"no configuration {name!r}: give {', '.join(NAMES)} (with {CIRCLE} for circle NMS), "
             "or the path of a configuration file of the framework (.py or .yaml)"
         )
-    sizes = {"voxel01": 0.1, "voxel0075": 0.075}
-    config = (
-        Config.pillar(framework) if plain == "pillar02" else Config.voxel(sizes[plain], framework)
-    )
-    config = replace(config, sweeps=10)
-    if plain == name:
-        return config
-    return replace(config, reporting=replace(config.reporting, nms="circle"))
+    if plain == "pillar02":
+        config = Config.pillar(framework)
+    else:
+        config = Config.voxel(0.1 if plain == "voxel01" else 0.075, framework)
+    rules = config.reporting if plain == name else replace(config.reporting, nms="circle")
+    return replace(config, reporting=rules, sweeps=10)
 
 
 def framework_of(settings: Settings) -> Framework | None:

@@ -110,11 +110,9 @@ class QueryDetector(Detector):
 
     def configuration(self) -> dict[str, str]:
         images = "as given" if self.images is None else "by the image processor"
-        own = {"images": images, "selection": {"threshold": self.threshold}}
-        return {
-            **super().configuration(),
-            **flatten_configuration({**own, "numbers": self.labels.numbers}),
-        }
+        rules = {"threshold": self.threshold}
+        own = {"images": images, "selection": rules, "numbers": self.labels.numbers}
+        return {**super().configuration(), **flatten_configuration(own)}
 
     def forward(self, inputs: Tensor | Mapping[str, Tensor]) -> Raw:
         given = self.prepare(inputs)
@@ -207,9 +205,8 @@ class QueryDetector(Detector):
             boxes = in_pixels(self.box_head(hidden, raw, frame, query), raw["sizes"][frame])
             if not with_logit:
                 return boxes
-            logits = self.score_logit(
-                self.class_head(hidden), self.labels.to_model(selection.labels)
-            )
+            number = self.labels.to_model(selection.labels)
+            logits = self.score_logit(self.class_head(hidden), number)
             return torch.cat([boxes, logits.unsqueeze(1)], 1)
 
         return [(torch.arange(len(selection), device=frame.device), run)]
