@@ -140,7 +140,5 @@ def removed_by(pairs: Pairs, reported: Tensor, n: int) -> Tensor:
     row[reported] = torch.arange(len(reported), device=reported.device)
     is_reported = row[first] >= 0
     # boxes of a group are sorted, so the lowest index has the highest score
-    best = torch.full_like(row[:-1], n).scatter_reduce(
-        0, second[is_reported], first[is_reported], "amin"
-    )
-    return row[best]
+    first, second = first[is_reported], second[is_reported]
+    return row[torch.full_like(row[:-1], n).scatter_reduce(0, second, first, "amin")]

@@ -131,12 +131,8 @@ def _samples(folder: Path, split: str) -> tuple[list[str], Array, Array, dict[st
     chosen.sort()
     _warn_of_missing_scenes(folder, split, wanted - {names[scene] for scene, _, _ in chosen})
     place.update((token, number) for number, (_, _, token) in enumerate(chosen))
-    return (
-        [token for _, _, token in chosen],
-        np.array([scene for scene, _, _ in chosen], dtype=np.int64),
-        np.array([time for _, time, _ in chosen], dtype=np.int64),
-        place,
-    )
+    numbers, times = (np.array([row[i] for row in chosen], dtype=np.int64) for i in (0, 1))
+    return [token for _, _, token in chosen], numbers, times, place
 
 
 def _warn_of_missing_scenes(folder: Path, split: str, missing: set[str]) -> None:
@@ -234,7 +230,8 @@ def _annotations(folder: Path, place: dict[str, int], times: Array) -> Annotatio
     numbers = {token: number for number, token in enumerate(labels)}
     table = Table(folder, "sample_annotation")
     rows: dict[str, int] = {}
-    before, after = [], []
+    previous: list[str] = []
+    following: list[str] = []
     sample, label, points, identity = array("q"), array("q"), array("q"), array("q")
     centre, size, rotation = array("d"), array("d"), array("d")
     for row in table:
@@ -243,8 +240,8 @@ def _annotations(folder: Path, place: dict[str, int], times: Array) -> Annotatio
         if kind < 0:
             continue
         rows[table.text(row, "token")] = len(sample)
-        before.append(table.text(row, "prev"))
-        after.append(table.text(row, "next"))
+        previous.append(table.text(row, "prev"))
+        following.append(table.text(row, "next"))
         sample.append(number)
         label.append(kind)
         identity.append(numbers[table.text(row, "instance_token")])
@@ -253,9 +250,8 @@ def _annotations(folder: Path, place: dict[str, int], times: Array) -> Annotatio
         size.extend(table.size(row, "size"))
         rotation.extend(table.quaternion(row, "rotation"))
     centres, owner = np.array(centre).reshape(-1, 3), np.array(sample, dtype=np.int64)
-    velocity = _velocities(
-        centres[:, :2], times[owner], _chain(table, rows, before), _chain(table, rows, after)
-    )
+    before, after = (_chain(table, rows, tokens) for tokens in (previous, following))
+    velocity = _velocities(centres[:, :2], times[owner], before, after)
     order = np.argsort(owner, kind="stable")
     start = np.searchsorted(owner[order], np.arange(len(times) + 1))
     check_objects(int(np.diff(start).max(initial=0)), table.path)
