@@ -62,19 +62,20 @@ class Batches(FrameSequence):
     def load(self, index: int) -> Any:
         start = index * self.size
         stop = min(start + self.size, len(self.frames))
-        return _merge([self.frames[i] for i in range(start, stop)])
+        return merge([self.frames[i] for i in range(start, stop)])
 
 
-def _merge(items: list[Any]) -> Any:
+def merge(items: list[Any]) -> Any:
+    """Return items as one batch; see ``batched``."""
     first = items[0]
     if isinstance(first, Tensor):
         return torch.cat(items)
     if isinstance(first, list):
         return [entry for item in items for entry in item]
     if isinstance(first, tuple):
-        return tuple(_merge(list(entries)) for entries in zip(*items))
+        return tuple(merge(list(entries)) for entries in zip(*items))
     if isinstance(first, dict):
-        return {key: _merge([item[key] for item in items]) for key in first}
+        return {key: merge([item[key] for item in items]) for key in first}
     if all(item is None for item in items):
         return None
     raise BoxcovError(
