@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from boxcov import Detections
 from boxcov.data.points import count_points
-from boxcov.detectors.centerpoint.nms import greedy_nms, rotated_pairs
+from boxcov.detectors.nms import greedy_nms, rotated_pairs
 from boxcov.evaluate.matching import match
 from boxcov.export import kalman, ros, tables
 from helpers.export_boxes import in_image, in_space, with_error_model

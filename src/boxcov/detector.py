@@ -268,12 +268,10 @@ def no_module_error(model: nn.Module, part: str, entry: Any) -> BoxcovError:
     for name, p in model.named_parameters():
         if entry is p or (isinstance(entry, str) and entry == name):
             owner = name.rpartition(".")[0]
-            advice = "leave it out, it stays constant"
-            if owner:
-                advice = (
-                    f"name {owner}, which holds it; FitOptions(exclude=[...]) keeps single weights "
-                    "constant"
-                )
+            advice = (
+                f"name {owner}, which holds it; FitOptions(exclude=[...]) excludes single weights"
+            )
+            advice = advice if owner else "leave it out, it stays constant"
             return BoxcovError(
                 f"the part {part!r} names the parameter {name}, not a module: {advice}"
             )
@@ -341,10 +339,10 @@ def configuration_differences(saved: Mapping[str, str], current: Mapping[str, st
     >>> configuration_differences({"voxel_size": "0.1"}, {"voxel_size": "0.075"})
     'voxel_size was 0.1, is 0.075'
     """
-    names = [name for name in {**saved, **current} if saved.get(name) != current.get(name)]
     words = [
         f"{name} was {saved.get(name, 'not known')}, is {current.get(name, 'not known')}"
-        for name in names
+        for name in {**saved, **current}
+        if saved.get(name) != current.get(name)
     ]
     more = [f"and {len(words) - _SHOWN} more"] if len(words) > _SHOWN else []
     return "; ".join(words[:_SHOWN] + more)

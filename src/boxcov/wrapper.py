@@ -115,30 +115,24 @@ def wrap(
         "sample_targets": sample_targets,
         "select_static": select_static,
     }
-    functions = {name: _function(name, f, model) for name, f in given.items() if f is not None}
-    # A class of its own: boxcov asks the class which optional methods a detector has.
-    own = {name: _method(name) for name in functions if name not in Wrapped.__dict__}
-    if instances is not None and not _accepts(instances, "with_logit"):
-        own["instances"] = _instances_without_logit
-    kind = type(f"Wrapped{type(model).__name__}", (Wrapped,), own)
-    detector: Detector = kind(
-        model,
-        functions,
-        _names("box_fields", box_fields),
-        _names("classes", classes),
-        _part_names(model, parts),
-    )
+    own: dict[str, Any] = {
+        name: _method(name, _check_function(name, f, model))
+        for name, f in given.items()
+        if f is not None
+    }
+    own |= {"box_fields": _names("box_fields", box_fields), "classes": _names("classes", classes)}
     if periods is not None:
-        unknown = sorted(set(periods) - set(detector.box_fields))
+        unknown = sorted(set(periods) - set(own["box_fields"]))
         if unknown:
             raise BoxcovError(
                 f"periods of {join_names(unknown)}, but the box fields are "
-                f"{', '.join(detector.box_fields)}"
+                f"{', '.join(own['box_fields'])}"
             )
-        detector.__dict__["periods"] = dict(periods)
-    if configuration is not None:
-        detector.__dict__["_own_configuration"] = flatten_configuration(configuration)
-    return detector
+        own["periods"] = dict(periods)
+    own["_own_configuration"] = flatten_configuration(configuration or {})
+    # A class of its own: boxcov asks the class which optional methods a detector has.
+    kind = type(f"Wrapped{type(model).__name__}", (Wrapped,), own)
+    return kind(model, _part_names(model, parts))
 
 
 def _adapter(model: nn.Module) -> Callable[..., Detector] | None:
@@ -156,34 +150,22 @@ class Wrapped(Detector):
     The model is ``detector.model``.
     """
 
-    _own_configuration: Mapping[str, str] = {}
+    _own_configuration: Mapping[str, str]
 
-    def __init__(
-        self,
-        model: nn.Module,
-        functions: Mapping[str, Callable[..., Any]],
-        box_fields: tuple[str, ...],
-        classes: tuple[str, ...],
-        parts: Mapping[str, tuple[str, ...]],
-    ) -> None:
+    def __init__(self, model: nn.Module, parts: Mapping[str, tuple[str, ...]]) -> None:
         super().__init__()
         self.model = model
         self.training = model.training
-        self.box_fields, self.classes = box_fields, classes
-        self._functions, self._part_names = dict(functions), dict(parts)
+        self._part_names = dict(parts)
 
     def forward(self, inputs: Any) -> Any:
-        own = self._functions.get("forward")
-        return self.model(inputs) if own is None else own(self.model, inputs)
+        return self.model(inputs)
 
     def signals(self, raw: Any, selection: Selection) -> dict[str, Tensor]:
-        """Return the numbers of the user's function; without one, the score logit if it is known.
+        """Return the score logit if it is known.
 
         The error model adds what every detector has: score, size, range and neighbours.
         """
-        own = self._functions.get("signals")
-        if own is not None:
-            return own(self.model, raw, selection)
         logit = self.logits(raw, selection)
         return {} if logit is None else {"logit": at_least_float32(logit)}
 
@@ -200,21 +182,17 @@ class Wrapped(Detector):
         return f"boxes {' '.join(self.box_fields)} of {join_names(self.classes)}"
 
 
-def _method(name: str) -> Callable[..., Any]:
+def _method(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method that calls the user's function with the model in place of ``self``."""
 
     def method(self: Wrapped, *args: Any, **options: Any) -> Any:
-        return self._functions[name](self.model, *args, **options)
+        return function(self.model, *args, **options)
 
-    method.__name__ = name
-    return method
+    def instances(self: Wrapped, raw: Any, selection: Selection, with_logit: bool = False) -> Any:
+        return None if with_logit else function(self.model, raw, selection)
 
-
-def _instances_without_logit(
-    self: Wrapped, raw: Any, selection: Selection, with_logit: bool = False
-) -> Any:
-    """``Detector.instances`` by a function of the user's that does not know the score logit."""
-    return None if with_logit else self._functions["instances"](self.model, raw, selection)
+    knows_logit = name != "instances" or _accepts(function, "with_logit")
+    return method if knows_logit else instances
 
 
 def _accepts(function: Callable[..., Any], argument: str) -> bool:
@@ -225,7 +203,7 @@ def _accepts(function: Callable[..., Any], argument: str) -> bool:
         return False
 
 
-def _function(name: str, function: Any, model: nn.Module) -> Callable[..., Any]:
+def _check_function(name: str, function: Any, model: nn.Module) -> Callable[..., Any]:
     """Check a function and return it in the form in which it will be called."""
     signature = inspect.signature(getattr(Detector, name))  # of the contract
     arguments = [word for word in signature.parameters if word not in ("self", "with_logit")]

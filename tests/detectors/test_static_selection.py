@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from boxcov import BoxcovError
-from boxcov.detectors.centerpoint.nms import greedy_nms
+from boxcov.detectors.nms import greedy_nms
 from boxcov.detectors.pyramid import ScoredBoxes, static_selection
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.detectors.yolox.decode import grid_of

@@ -36,13 +36,7 @@ def test_targets_decode_to_their_boxes() -> None:
     _, targets = shapes.frames(count=1, seed=2)[0]
     encoded = detector.encode(targets, torch.zeros(1, 2, 32, 32))
     frame, row, column = encoded.mask.nonzero(as_tuple=True)
-    raw = {
-        "offset": encoded.values[:, :2],
-        "size": encoded.values[:, 2:4],
-        "rot": encoded.values[:, 4:],
-    }
-    picked = (raw[name][frame, :, row, column] for name in ("offset", "size", "rot"))
-    boxes = detector._boxes(*picked, row, column)
+    boxes = detector._boxes(encoded.values[frame, :, row, column], row, column)
     expected = targets[0]["boxes"]
     order, wanted = boxes[:, 0].argsort(), expected[:, 0].argsort()
     assert torch.allclose(boxes[order], expected[wanted], atol=1e-4)

@@ -54,15 +54,15 @@ HOSTILE = [
     Mutant(
         "no way out of nuScenes",
         "data/nuscenes/index.py",
-        ' or ".." in name.split("/")',
-        "",
+        "if leads_out(name):",
+        "if False:",
         "data/test_nuscenes.py::test_file_names_may_not_leave_the_root",
     ),
     Mutant(
         "no way out of COCO",
         "data/coco/annotations.py",
-        ' or ".." in parts.parts',
-        "",
+        "if leads_out(name):",
+        "if False:",
         "data/test_coco.py::test_file_names_cannot_lead_out_of_the_folder",
     ),
     Mutant(
@@ -97,8 +97,8 @@ HOSTILE = [
     Mutant(
         "names that can be paths",
         "data/nuscenes/tables.py",
-        "if not is_text(value):",
-        "if not isinstance(value, str):",
+        "self._entry(row, key, is_text, _TEXT)",
+        "self._entry(row, key, lambda value: isinstance(value, str), _TEXT)",
         f"{DATA}test_odd_file_names_of_nuscenes_are_refused",
     ),
     Mutant(
@@ -142,7 +142,7 @@ HOSTILE = [
 CROWDS = [
     Mutant(
         "suppressed boxes are compared with no other",
-        "detectors/centerpoint/nms.py",
+        "detectors/nms.py",
         "alive = alive.flatten().index_fill(0, second, False).view(G, K)",
         "pass",
         "detectors/centerpoint/test_centerpoint_claims.py::"
@@ -150,7 +150,7 @@ CROWDS = [
     ),
     Mutant(
         "enough boxes end the comparison",
-        "detectors/centerpoint/nms.py",
+        "detectors/nms.py",
         "alive = alive & (kept[:, : rows.stop].sum(1, keepdim=True) < most)",
         "pass",
         "detectors/centerpoint/test_centerpoint_claims.py::"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from boxcov import BoxcovError, NMSSpread
-from boxcov.detectors.centerpoint.nms import rotated_iou
+from boxcov.detectors.nms import rotated_iou
 from boxcov.detectors.tiny import TinyCenter
 from helpers.centerpoint_cases import cloud, detector_of, pillar_config
 

@@ -46,12 +46,8 @@ class Augmentation:
         u = torch.rand(4, generator=generator).tolist()
         angle, scale = (2 * u[0] - 1) * self.turn, 1 + (2 * u[1] - 1) * self.scale
         cos, sin = torch.tensor(angle).cos(), torch.tensor(angle).sin()
-        mirror = torch.tensor(
-            [
-                -1.0 if self.mirror_x and u[2] < 0.5 else 1.0,
-                -1.0 if self.mirror_y and u[3] < 0.5 else 1.0,
-            ]
-        )
+        flips = (self.mirror_x and u[2] < 0.5, self.mirror_y and u[3] < 0.5)
+        mirror = torch.tensor([-1.0 if flip else 1.0 for flip in flips])
         return torch.stack([torch.stack([cos, -sin]), torch.stack([sin, cos])]) * mirror, scale
 
 

@@ -59,16 +59,12 @@ def check_layout(points: Tensor, layout: str, path: Path) -> None:
         return
     last = points[:, -1]
     is_whole = bool((last == last.round()).all())
+    low, high = float(last.min()), float(last.max())
+    ages = "x y z intensity age: the ages are whole numbers, like rings"
     wrong = {
         "nuscenes": ("nuScenes: the ring is not a whole number", not is_whole),
-        "kitti": (
-            "KITTI: the intensity is not between 0 and 1",
-            not bool(((last >= 0) & (last <= 1)).all()),
-        ),
-        "plain": (
-            "x y z intensity age: the ages are whole numbers, like rings",
-            is_whole and float(last.max()) > 1,
-        ),
+        "kitti": ("KITTI: the intensity is not between 0 and 1", not 0 <= low <= high <= 1),
+        "plain": (ages, is_whole and high > 1),
     }
     what, is_wrong = wrong[layout]
     if is_wrong:

@@ -1,4 +1,4 @@
-"""Sequences of frames: the base of every data set, and batches."""
+"""Sequences of frames: the base of every data set, batches, and names of files in a data set."""
 
 from __future__ import annotations
 
@@ -62,22 +62,33 @@ class Batches(FrameSequence):
     def load(self, index: int) -> Any:
         start = index * self.size
         stop = min(start + self.size, len(self.frames))
-        return _merge([self.frames[i] for i in range(start, stop)])
+        return merge([self.frames[i] for i in range(start, stop)])
 
 
-def _merge(items: list[Any]) -> Any:
+def merge(items: list[Any]) -> Any:
+    """Return items as one batch; see ``batched``."""
     first = items[0]
     if isinstance(first, Tensor):
         return torch.cat(items)
     if isinstance(first, list):
         return [entry for item in items for entry in item]
     if isinstance(first, tuple):
-        return tuple(_merge(list(entries)) for entries in zip(*items))
+        return tuple(merge(list(entries)) for entries in zip(*items))
     if isinstance(first, dict):
-        return {key: _merge([item[key] for item in items]) for key in first}
+        return {key: merge([item[key] for item in items]) for key in first}
     if all(item is None for item in items):
         return None
     raise BoxcovError(
         f"cannot merge {type(first).__name__} items into a batch: use tensors, or lists, tuples "
         "or dicts of tensors"
     )
+
+
+def leads_out(name: str) -> bool:
+    r"""Return whether a file name in a data set leads out of its folder, or to nothing.
+
+    >>> [leads_out(name) for name in ("a/b.png", "a/../../b.png", "/etc/passwd", "C:\\b.png", "")]
+    [False, True, True, True, True]
+    """
+    parts = name.replace("\\", "/").split("/")
+    return not parts[0] or ".." in parts or ":" in name

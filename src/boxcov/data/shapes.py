@@ -58,9 +58,8 @@ def render(boxes: Tensor) -> Tensor:
         along = (x - bx) * cos + (y - by) * sin
         across = (y - by) * cos - (x - bx) * sin
         soft = METRES / PIXELS
-        inside = ((length / 2 - along.abs()) / soft + 0.5).clamp(0, 1) * (
-            (w / 2 - across.abs()) / soft + 0.5
-        ).clamp(0, 1)
+        inside = ((length / 2 - along.abs()) / soft + 0.5).clamp(0, 1)
+        inside = inside * ((w / 2 - across.abs()) / soft + 0.5).clamp(0, 1)
         front = ((along - length / 4) / soft + 0.5).clamp(0, 1)
         image = torch.maximum(image, inside * (1 + front))
     return image
@@ -72,12 +71,8 @@ def _scene(objects: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     # at most one object per 6 m square, so that they do not overlap
     side = int(METRES // 6)
     squares = torch.randperm(side * side, generator=generator)[:n]
-    centres = (
-        torch.stack([squares % side, squares // side], 1) * 6.0
-        + 3.0
-        + 2.4 * torch.rand(n, 2, generator=generator)
-        - 0.2
-    )
+    middle = torch.stack([squares % side, squares // side], 1) * 6.0 + 3.0
+    centres = middle + 2.4 * torch.rand(n, 2, generator=generator) - 0.2
     sizes = _SIZES[labels] * (1 + 0.12 * torch.randn(n, 2, generator=generator)).clamp(0.7, 1.4)
     yaw = (2 * torch.rand(n, 1, generator=generator) - 1) * pi
     return torch.cat([centres, sizes, yaw], 1), labels

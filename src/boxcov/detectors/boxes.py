@@ -65,10 +65,8 @@ def rotated_intersection(a: Tensor, b: Tensor) -> Tensor:
     low, high = (_between(_crossing(y, step_y, bound), first, last) for bound in (-half_y, half_y))
     # (4, n, 4): between these times the clipped y is linear or constant
     times = torch.stack([first, torch.minimum(low, high), torch.maximum(low, high), last])
-    x, y = (
-        _between(x + times * step_x, -half_x, half_x),
-        _between(y + times * step_y, -half_y, half_y),
-    )
+    x = _between(x + times * step_x, -half_x, half_x)
+    y = _between(y + times * step_y, -half_y, half_y)
     area = ((y[1:] + y[:-1]) * (x[:-1] - x[1:])).sum((0, 2)) / 2
     return area.clamp(min=0)
 
@@ -78,9 +76,8 @@ def box_corners(centre: Tensor, w: Tensor, l: Tensor, yaw: Tensor) -> Tensor:
     cos, sin = yaw.cos(), yaw.sin()
     along = torch.stack([cos * l, sin * l], 1) / 2
     across = torch.stack([-sin * w, cos * w], 1) / 2
-    return centre.unsqueeze(1) + torch.stack(
-        [along + across, across - along, -along - across, along - across], 1
-    )
+    offsets = [along + across, across - along, -along - across, along - across]
+    return centre.unsqueeze(1) + torch.stack(offsets, 1)
 
 
 def _crossing(start: Tensor, step: Tensor, bound: Tensor) -> Tensor:

@@ -1,12 +1,14 @@
-"""Inputs and targets of the image detectors, checked."""
+"""Images and targets, checked."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from boxcov.box_layout import SPACE
 from boxcov.errors import BoxcovError
 
 
@@ -21,45 +23,60 @@ def check_images(images: Tensor, divisor: int) -> None:
 
 
 def objects_of(
-    targets: Sequence[Mapping[str, Any]], classes: int, like: Tensor
+    targets: Sequence[Mapping[str, Any]], fields: Sequence[str], classes: int, like: Tensor
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return the boxes (n, 4), x1 y1 x2 y2, and labels (n,) of each frame's target, checked.
+    """Return the boxes (n, D) and labels (n,) of each frame's target, checked.
 
     They have the dtype and device of ``like`` (B, ...). classes: the number of classes.
     """
-    check_one_per_frame(targets, len(like))
-    return [_objects(target, b, classes, like) for b, target in enumerate(targets)]
+    if len(targets) != len(like):
+        raise BoxcovError(f"{len(like)} frames in the batch, but targets for {len(targets)}")
+    objects = [_objects(target, b, fields, like) for b, target in enumerate(targets)]
+    is_sound = [_sound_boxes(boxes) & _known(labels, classes) for boxes, labels in objects]
+    if bool(torch.cat(is_sound).all()):  # one synchronisation with the device for all frames
+        return objects
+    frame, (boxes, labels) = next(
+        (b, pair) for b, pair in enumerate(objects) if not bool(is_sound[b].all())
+    )
+    if not bool(_known(labels, classes).all()):
+        raise BoxcovError(
+            f"targets of frame {frame}: labels from {int(labels.min())} to {int(labels.max())}, "
+            f"but {classes} classes"
+        )
+    sides = "finite x1 y1 x2 y2 with x1 < x2 and y1 < y2"
+    expected = sides if boxes.shape[1] == 4 else "finite; only velocities may be NaN"
+    raise BoxcovError(f"targets of frame {frame}: boxes must be {expected}")
 
 
 def _objects(
-    target: Mapping[str, Any], frame: int, classes: int, like: Tensor
+    target: Mapping[str, Any], frame: int, fields: Sequence[str], like: Tensor
 ) -> tuple[Tensor, Tensor]:
-    for name, shape in (("boxes", "(n, 4)"), ("labels", "(n,)")):
+    """Return the boxes (n, D) and labels (n,) of one frame, of the right shapes."""
+    D = len(fields)
+    for name, shape in (("boxes", f"(n, {D})"), ("labels", "(n,)")):
         if not isinstance(target.get(name), Tensor):
             raise BoxcovError(
                 f"targets of frame {frame}: {name} must be a tensor {shape}, "
                 f"got a {type(target.get(name)).__name__}"
             )
     boxes, labels = target["boxes"].to(like), target["labels"].to(like.device).long()
-    if boxes.dim() != 2 or boxes.shape[1] != 4 or labels.shape != boxes.shape[:1]:
+    # a detector without velocities can be trained on data that has them
+    widths = (D, D + 2) if tuple(fields) == SPACE else (D,)
+    if boxes.dim() != 2 or boxes.shape[1] not in widths or labels.shape != boxes.shape[:1]:
         raise BoxcovError(
-            f"targets of frame {frame}: boxes must have the shape (n, 4) for x1 y1 x2 y2 "
+            f"targets of frame {frame}: boxes must have the shape (n, {D}) for {' '.join(fields)} "
             f"and labels (n,), got {tuple(boxes.shape)} and {tuple(labels.shape)}"
         )
-    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-        raise BoxcovError(
-            f"targets of frame {frame}: labels from {int(labels.min())} to {int(labels.max())}, "
-            f"but {classes} classes"
-        )
+    return boxes[:, :D], labels
+
+
+def _sound_boxes(boxes: Tensor) -> Tensor:
+    """Return which boxes (n,) are possible: finite, and with an area if they are x1 y1 x2 y2."""
+    if boxes.shape[1] != 4:
+        return boxes[:, :7].isfinite().all(1)  # the velocities of nuScenes may be unknown
     size = boxes[:, 2:] - boxes[:, :2]
-    if not bool(((size > 0) & boxes[:, :2].isfinite() & size.isfinite()).all()):
-        raise BoxcovError(
-            f"targets of frame {frame}: boxes must be finite x1 y1 x2 y2 with x1 < x2 and y1 < y2"
-        )
-    return boxes, labels
+    return ((size > 0) & boxes[:, :2].isfinite() & size.isfinite()).all(1)
 
 
-def check_one_per_frame(targets: Any, frames: int) -> None:
-    """Raise if the number of targets is not the number of frames."""
-    if len(targets) != frames:
-        raise BoxcovError(f"{frames} frames in the batch, but targets for {len(targets)}")
+def _known(labels: Tensor, classes: int) -> Tensor:
+    return (labels >= 0) & (labels < classes)

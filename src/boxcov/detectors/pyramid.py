@@ -59,13 +59,13 @@ def static_selection(
     labels, frame = found.labels[rows].clamp(min=0), torch.zeros_like(cell)
     where = CellIndex(frame, cell, level)
     selection = Selection(frame, found.scores[rows], labels, where)
-    # constants: full_like would depend on the frame, and a graph cannot group boxes by that
-    each = [torch.full(level.shape, n, device=level.device) for n in range(len(counts))]
-    of_kind = tuple(
-        replace(selection, where=replace(where, cell=moved, level=each[n]))
-        for n, moved in enumerate(_on_each_level(cell, counts))
-    )
-    return StaticSelection(selection, count, left_off, level, of_kind)
+    of_kind = []
+    for n, stop in enumerate(accumulate(counts)):
+        # a constant: full_like would depend on the frame, and a graph cannot group boxes by that
+        same = torch.full(level.shape, n, device=level.device)
+        moved = cell.clamp(stop - counts[n], stop - 1)  # any cell of the level for other boxes
+        of_kind.append(replace(selection, where=replace(where, cell=moved, level=same)))
+    return StaticSelection(selection, count, left_off, level, tuple(of_kind))
 
 
 def _rows_after_nms(
@@ -94,12 +94,6 @@ def level_of(index: Tensor, counts: Sequence[int]) -> Tensor:
     for stop in accumulate(counts[:-1]):
         level = level + (index >= stop)
     return level
-
-
-def _on_each_level(cell: Tensor, counts: Sequence[int]) -> list[Tensor]:
-    """Return cells (m,) as they are on their own level, and any on every other."""
-    stops = list(accumulate(counts))
-    return [cell.clamp(stop - count, stop - 1) for stop, count in zip(stops, counts)]
 
 
 def suppression_matrix(boxes: Tensor, labels: Tensor, overlap: float) -> Tensor:

@@ -19,9 +19,8 @@ from boxcov._torch.layers import at_least_float32
 from boxcov._torch.process_state import seeded
 from boxcov.data.shapes import CLASSES, METRES
 from boxcov.detector import Detector, Selection, flatten_configuration
-from boxcov.detectors.objects import check_one_per_frame
+from boxcov.detectors.objects import objects_of
 from boxcov.detectors.signals import class_margin, finite, window, window_signals
-from boxcov.errors import BoxcovError
 from boxcov.head_stages import HeadStages, LogitBranch, Stage
 from boxcov.static_selection import StaticLimits, StaticSelection, best_rows
 
@@ -44,15 +43,10 @@ class Head(nn.Module):
     def __init__(self, channels: int, width: int) -> None:
         super().__init__()
         self.shared = _block(nn.Conv2d(channels, width, 3, padding=1, bias=False))
-        self.branches = nn.ModuleDict(
-            {
-                name: nn.Sequential(
-                    *_block(nn.Conv2d(width, width, 3, padding=1, bias=False)),
-                    nn.Conv2d(width, n, 3, padding=1),
-                )
-                for name, n in _BRANCHES.items()
-            }
-        )
+        self.branches = nn.ModuleDict()
+        for name, n in _BRANCHES.items():
+            hidden = _block(nn.Conv2d(width, width, 3, padding=1, bias=False))
+            self.branches[name] = nn.Sequential(*hidden, nn.Conv2d(width, n, 3, padding=1))
 
     def forward(self, features: Tensor) -> Raw:
         x = self.shared(features)
@@ -134,16 +128,13 @@ class TinyCenter(Detector):
         where = (torch.zeros_like(index), index % (height * width) // width, index % width)
         # the detector itself reports no more than self.most
         more = more.clamp(max=max(self.most - limits.boxes, 0))
-        return StaticSelection(
-            Selection(where[0], peaks[index], index // (height * width), where), count, more
-        )
+        selection = Selection(where[0], peaks[index], index // (height * width), where)
+        return StaticSelection(selection, count, more)
 
     def decode(self, raw: Raw, selection: Selection) -> Tensor:
         frame, row, column = selection.where
-        offset, size, rot = (
-            raw[name][frame, :, row, column] for name in ("offset", "size", "rot")
-        )  # (m, 2) each
-        return self._boxes(offset, size, rot, row, column)
+        values = [raw[name][frame, :, row, column] for name in ("offset", "size", "rot")]
+        return self._boxes(torch.cat(values, 1), row, column)
 
     def logits(self, raw: Raw, selection: Selection) -> Tensor:
         frame, row, column = selection.where
@@ -173,10 +164,6 @@ class TinyCenter(Detector):
         chains: list[Any] = [self.head.branches[name] for name in ("offset", "size", "rot")]
         heat: Any = self.head.branches["heatmap"]
 
-        def decode(numbers: Tensor, row: Tensor, column: Tensor) -> Tensor:
-            offset, size, rot = numbers.split(2, 1)
-            return self._boxes(offset, size, rot, row, column)
-
         return HeadStages(
             raw["features"],
             frame,
@@ -185,13 +172,13 @@ class TinyCenter(Detector):
             kind=torch.zeros_like(row),
             stem=(_stage([self.head.shared]),),
             branches=(_stage(chains), Stage((tuple(chain[3] for chain in chains),))),
-            decode=decode,
+            decode=self._boxes,
             logit=LogitBranch((_stage([heat]), Stage(((heat[3],),))), channel=selection.labels),
         )
 
-    def _boxes(
-        self, offset: Tensor, size: Tensor, rot: Tensor, row: Tensor, column: Tensor
-    ) -> Tensor:
+    def _boxes(self, values: Tensor, row: Tensor, column: Tensor) -> Tensor:
+        """Return boxes (m, 5) from the outputs (m, 6) of the branches at m cells."""
+        offset, size, rot = values.split(2, 1)
         centre = (torch.stack([column, row], 1) + offset) * self.cell
         yaw = torch.atan2(rot[:, 0], rot[:, 1])
         return torch.cat([centre, size.exp(), yaw.unsqueeze(1)], 1)
@@ -204,10 +191,8 @@ class TinyCenter(Detector):
             targets = self.encode(targets, raw["heatmap"])
         positives = targets.mask.sum((1, 2)).clamp(min=1)
         p = raw["heatmap"].sigmoid().clamp(1e-4, 1 - 1e-4)
-        at = targets.heat == 1
-        focal = torch.where(
-            at, -p.log() * (1 - p) ** 2, -(1 - p).log() * p**2 * (1 - targets.heat) ** 4
-        )
+        at, away = -p.log() * (1 - p) ** 2, -(1 - p).log() * p**2 * (1 - targets.heat) ** 4
+        focal = torch.where(targets.heat == 1, at, away)
         values = torch.cat([raw["offset"], raw["size"], raw["rot"]], 1)
         l1 = (values - targets.values).abs() * targets.mask.unsqueeze(1)
         return (focal.sum((1, 2, 3)) + 0.25 * l1.sum((1, 2, 3))) / positives
@@ -215,18 +200,13 @@ class TinyCenter(Detector):
     def encode(self, targets: Sequence[dict[str, Tensor]], like: Tensor) -> MapTargets:
         """Return the targets on the grid of ``like`` (B, classes, h, w)."""
         batch, _, height, width = like.shape
-        check_one_per_frame(targets, batch)
+        objects = objects_of(targets, TinyCenter.box_fields, len(CLASSES), like)
         heat, values = torch.zeros_like(like), like.new_zeros(batch, 6, height, width)
         mask = like.new_zeros(batch, height, width)
         rows = torch.arange(height, device=like.device)[:, None]
         columns = torch.arange(width, device=like.device)[None]
-        for b, target in enumerate(targets):
-            boxes, labels = target["boxes"].to(like), target["labels"].tolist()
-            if not all(0 <= label < len(self.classes) for label in labels):
-                raise BoxcovError(
-                    f"targets of frame {b}: labels {labels}, but {len(self.classes)} classes"
-                )
-            for box, label in zip(boxes, labels):
+        for b, (boxes, labels) in enumerate(objects):
+            for box, label in zip(boxes, labels.tolist()):
                 x, y = (box[:2] / self.cell).tolist()
                 row, column = int(y), int(x)
                 if not (0 <= x < width and 0 <= y < height):
@@ -236,9 +216,8 @@ class TinyCenter(Detector):
                 heat[b, label] = torch.maximum(heat[b, label], splat.to(like))
                 mask[b, row, column] = 1
                 offset = box[:2] / self.cell - torch.tensor([column, row]).to(like)
-                values[b, :, row, column] = torch.cat(
-                    [offset, box[2:4].log(), box[4:].sin(), box[4:].cos()]
-                )
+                numbers = (offset, box[2:4].log(), box[4:].sin(), box[4:].cos())
+                values[b, :, row, column] = torch.cat(numbers)
         return MapTargets(heat, mask, values)
 
     def sample_targets(self, raw: Raw, generator: torch.Generator) -> MapTargets:
@@ -286,9 +265,8 @@ def train(
     detector.train()
     for _ in range(epochs):
         for rows in torch.randperm(len(images), generator=generator).split(batch):
-            loss = detector.loss(
-                detector(images[rows]), MapTargets(*(e[rows] for e in encoded))
-            ).mean()
+            targets = MapTargets(*(e[rows] for e in encoded))
+            loss = detector.loss(detector(images[rows]), targets).mean()
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map_only
 
 from boxcov._torch.modules import move
 from boxcov.data.augment import Augmentation
+from boxcov.data.sequence import merge
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
 from boxcov.files import to_json, write_safetensors
@@ -135,9 +136,7 @@ def _batch(
     first = step * recipe.batch
     places = [divmod(first + i, len(frames)) for i in range(recipe.batch)]
     items = [frames[_order(recipe.seed, epoch, len(frames))[i]] for epoch, i in places]
-    inputs = [item[0] for item in items]
-    merged = torch.cat(inputs) if isinstance(inputs[0], Tensor) else [x for i in inputs for x in i]
-    inputs, targets = move((merged, [target for item in items for target in item[1]]), device)
+    inputs, targets = move(merge([tuple(item) for item in items]), device)
     if recipe.augmentation is not None:
         generator = torch.Generator().manual_seed(1_000_003 * (recipe.seed + 1) + step)
         inputs, targets = recipe.augmentation(inputs, targets, generator)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -106,16 +106,18 @@ def check_fit(
     stored = tensors if stored is None else stored
     # a frozen network does not need the number of batches that a norm has seen; old files lack it
     needed = [name for name in shapes if not name.endswith("num_batches_tracked")]
-    wrong = [
-        f"{name} {tuple(stored[name].shape)} for {shape}"
-        for name, shape in shapes.items()
-        if name in tensors and tuple(tensors[name].shape) != shape
-    ]
-    lists = {
-        "missing": [name for name in needed if name not in tensors],
-        "surplus": sorted(set(tensors) - set(shapes)),
-        "of another shape": wrong,
-    }
+    found = {name: tuple(tensors[name].shape) for name in shapes if name in tensors}
+    other = [name for name in found if found[name] != shapes[name]]
+    wrong = [f"{name} {tuple(stored[name].shape)} for {shapes[name]}" for name in other]
+    missing = [name for name in needed if name not in tensors]
+    refuse_differences(misfit, missing, sorted(set(tensors) - set(shapes)), wrong)
+
+
+def refuse_differences(
+    misfit: str, missing: Sequence[str], surplus: Sequence[str], wrong: Sequence[str]
+) -> None:
+    """Raise one error if tensors of a file are missing, surplus or of another shape."""
+    lists = {"missing": missing, "surplus": surplus, "of another shape": wrong}
     found = [f"{len(n)} {kind}: {join_names(n, 20)}" for kind, n in lists.items() if n]
     if found:
         raise BoxcovError(f"{misfit}. {'; '.join(found)}")

@@ -11,8 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from boxcov import BoxcovError
-from boxcov.detectors import centerpoint
-from boxcov.detectors.centerpoint import nms
+from boxcov.detectors import centerpoint, nms
 from boxcov.detectors.centerpoint.config import Config
 from helpers.centerpoint_cases import detector_of, pillar_config
 

@@ -9,7 +9,7 @@ import torch
 
 from boxcov.detectors.centerpoint.decode import CellIndex, boxes_of, values_at
 from boxcov.detectors.centerpoint.loss import encode
-from boxcov.detectors.centerpoint.nms import rotated_iou
+from boxcov.detectors.nms import rotated_iou
 from helpers.centerpoint_cases import cloud, detector_of, pillar_config, target, task_targets
 
 CONFIG = pillar_config()

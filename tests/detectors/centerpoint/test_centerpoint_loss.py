@@ -211,7 +211,7 @@ def test_a_perfect_prediction_has_a_small_loss():
         (lambda t: {**t, "labels": t["labels"][1:]}, r"labels \(n,\), got \(20, 9\) and \(19,\)"),
         (
             lambda t: {**t, "boxes": t["boxes"] * torch.inf},
-            "a NaN or an infinity outside its velocity",
+            "boxes must be finite; only velocities may be NaN",
         ),
     ],
 )

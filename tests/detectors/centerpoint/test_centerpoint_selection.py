@@ -11,8 +11,8 @@ from torch import Tensor
 
 from boxcov.detectors.centerpoint import Config
 from boxcov.detectors.centerpoint.decode import boxes_of
-from boxcov.detectors.centerpoint.nms import rotated_iou
 from boxcov.detectors.centerpoint.selection import select, select_static
+from boxcov.detectors.nms import rotated_iou
 from boxcov.static_selection import StaticLimits
 from helpers.centerpoint_cases import pillar_config
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from boxcov._torch.modules import fingerprint
+from boxcov.detectors.centerpoint import Config
 from boxcov.detectors.centerpoint.fused_network import FusedCenterPoint
 from boxcov.detectors.centerpoint.voxels import VoxelGrid, concatenate, voxelise, voxelise_padded
 from helpers.centerpoint_cases import cloud, detector_of, pillar_config, voxel_config
@@ -33,7 +34,14 @@ def assert_same(found: Any, expected: Any) -> None:
             torch.testing.assert_close(mine[name], task[name], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("make", [pillar_config, voxel_config])
+def unlimited_config() -> Config:
+    """Pillars as in OpenPCDet: of any number of points, without padding."""
+    limits = {"padded": False, "max_points": None, "max_cells": None, "any_height": True}
+    config = pillar_config()
+    return replace(config, encoder=replace(config.encoder, **limits))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("make", [pillar_config, voxel_config, unlimited_config])
 @pytest.mark.parametrize("frames", [1, 3])
 def test_raw_outputs(make: Any, frames: int) -> None:
     config = make()

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 from os.path import isfile
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 from warnings import warn
 
 from boxcov.data.points import check_objects
+from boxcov.data.sequence import leads_out
 from boxcov.errors import BoxcovError, BoxcovWarning, join_names
 from boxcov.input_file import conform, read_json, reading
 
@@ -64,12 +65,14 @@ def _annotations(content: Any, classes: Sequence[str] | None, path: Path) -> Ann
     unknown = [name for name in classes if name not in ids]
     if unknown:
         raise BoxcovError(f"{path}: no class {join_names(unknown)}: there are {join_names(ids)}")
-    label_of = {ids[name]: label for label, name in enumerate(classes)}
+    label_of: dict[int, int | None] = dict.fromkeys(ids.values())  # None: left out
+    label_of |= {ids[name]: label for label, name in enumerate(classes)}
     objects: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for entry in content.get("annotations", ()):
         objects[int(entry["image_id"])].append(entry)
     pictures = [
-        _picture(entry, objects, label_of, set(ids.values()), path) for entry in content["images"]
+        _picture(entry, objects.get(int(entry["id"]), []), label_of, path)
+        for entry in content["images"]
     ]
     stray = sorted(set(objects) - {picture.id for picture in pictures})
     if stray:
@@ -105,58 +108,32 @@ def _warn_of_units(images: Any, objects: dict[int, list[dict[str, Any]]], path: 
 
 def _picture(
     entry: dict[str, Any],
-    objects: dict[int, list[dict[str, Any]]],
-    label_of: dict[int, int],
-    known: set[int],
+    objects: list[dict[str, Any]],
+    label_of: dict[int, int | None],
     path: Path,
 ) -> Picture:
-    number = int(entry["id"])
+    """Return an image with its objects, without those outside the image or of other classes."""
+    number, width, height = (int(entry[key]) for key in ("id", "width", "height"))
     name = conform(entry["file_name"], str, f"{path}: image {number}: file_name")
-    check_objects(len(objects.get(number, ())), f"{path}: image {number}")
-    width, height = int(entry["width"]), int(entry["height"])
-    parts = PurePosixPath(name.replace("\\", "/"))
-    if not name or parts.is_absolute() or ".." in parts.parts or ":" in name:
+    check_objects(len(objects), f"{path}: image {number}")
+    if leads_out(name):
         raise BoxcovError(
             f"{path}: image {number} has the file name {name!r}, which leads out of the folder of "
             "the images"
         )
     if width < 1 or height < 1:
         raise BoxcovError(f"{path}: image {number} is {width} x {height} pixels large")
-    things = [
-        _thing(thing, width, height, label_of, known, path) for thing in objects.get(number, ())
-    ]
-    found = [
-        [
-            (box, label)
-            for box, label, crowd in things
-            if box is not None and label is not None and crowd == wanted
-        ]
-        for wanted in (False, True)
-    ]
-    (boxes, labels), (crowds, crowd_labels) = (tuple(zip(*rows)) or ((), ()) for rows in found)
-    return Picture(number, name, width, height, boxes, labels, crowds, crowd_labels)
-
-
-def _thing(
-    thing: dict[str, Any],
-    width: int,
-    height: int,
-    label_of: dict[int, int],
-    known: set[int],
-    path: Path,
-) -> tuple[Box | None, int | None, bool]:
-    """Return box, label and whether it is a crowd.
-
-    The box is None if it lies outside the image, the label if its class is left out.
-    """
-    category = int(thing["category_id"])
-    if category not in known:
-        raise BoxcovError(
-            f"{path}: object {thing.get('id')} is of category {category}, which the file does not "
-            "list"
-        )
-    box = _clip(thing["bbox"], width, height, f"{path}: object {thing.get('id')}")
-    return box, label_of.get(category), bool(thing.get("iscrowd"))
+    single: list[tuple[Box, int]] = []
+    crowds: list[tuple[Box, int]] = []
+    for thing in objects:
+        who, category = f"{path}: object {thing.get('id')}", int(thing["category_id"])
+        if category not in label_of:
+            raise BoxcovError(f"{who} is of category {category}, which the file does not list")
+        box, label = _clip(thing["bbox"], width, height, who), label_of[category]
+        if box is not None and label is not None:
+            (crowds if thing.get("iscrowd") else single).append((box, label))
+    columns = [tuple(zip(*rows)) or ((), ()) for rows in (single, crowds)]
+    return Picture(number, name, width, height, *columns[0], *columns[1])
 
 
 def _clip(bbox: Any, width: int, height: int, who: str) -> Box | None:

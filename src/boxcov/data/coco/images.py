@@ -97,12 +97,6 @@ def letterbox(image: Tensor, size: int) -> tuple[Tensor, float]:
     scale = min(size / height, size / width)
     rows, columns = max(int(height * scale), 1), max(int(width * scale), 1)
     square = torch.full((3, size, size), PADDING)
-    resized = F.interpolate(
-        image.unsqueeze(0).float(),
-        (rows, columns),
-        mode="bilinear",
-        align_corners=False,
-        antialias=False,
-    )
+    resized = F.interpolate(image.unsqueeze(0).float(), (rows, columns), mode="bilinear")
     square[:, :rows, :columns] = resized[0].round()
     return square, scale

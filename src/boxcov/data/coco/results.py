@@ -120,14 +120,9 @@ def _entries(
     name: str, found: Detections, frames: Coco, also: Sequence[str]
 ) -> list[dict[str, Any]]:
     category_ids = dict(zip(frames.classes, frames.category_ids))
-    columns = zip(
-        found.labels.tolist(),
-        nine_digits(found.boxes),
-        found.scores.tolist(),
-        covariance_rows(found),
-    )
+    numbers = (found.labels.tolist(), nine_digits(found.boxes), found.scores.tolist())
     entries = []
-    for label, box, score, covariance in columns:
+    for label, box, score, covariance in zip(*numbers, covariance_rows(found)):
         entry = {
             "image_id": int(name),
             "category_id": category_ids[found.classes[label]],

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from boxcov.data.poses import BOX_FIELDS, Pose, rotate_yaw
 from boxcov.errors import BoxcovError
@@ -65,9 +66,7 @@ def to_camera(boxes: Tensor, pose: Pose) -> tuple[Tensor, Tensor]:
     camera's y axis: ``-yaw - pi / 2`` if the sensors are aligned.
     """
     w, l, h = boxes[:, 3:6].unbind(1)
-    location = pose(boxes[:, :3]) + torch.stack(
-        [torch.zeros_like(h), h / 2, torch.zeros_like(h)], 1
-    )
+    location = pose(boxes[:, :3]) + F.pad(h[:, None] / 2, (1, 1))  # y points down
     rotation, slope = rotate_yaw(_UPRIGHT.T @ pose.R, boxes[:, 6])
     J = boxes.new_zeros(len(boxes), 7, 7)
     J[:, 0, 5] = J[:, 1, 3] = J[:, 2, 4] = 1
@@ -84,9 +83,7 @@ def from_camera(rows: Tensor, pose: Pose) -> tuple[Tensor, Tensor]:
     """
     to_lidar = pose.inverse()
     h, w, l = rows[:, :3].unbind(1)
-    centre = to_lidar(
-        rows[:, 3:6] - torch.stack([torch.zeros_like(h), h / 2, torch.zeros_like(h)], 1)
-    )
+    centre = to_lidar(rows[:, 3:6] - F.pad(h[:, None] / 2, (1, 1)))
     yaw, slope = rotate_yaw(to_lidar.R @ _UPRIGHT, rows[:, 6])
     J = rows.new_zeros(len(rows), 7, 7)
     J[:, :3, 3:6] = to_lidar.R
@@ -105,12 +102,8 @@ def image_boxes(rows: Tensor, P2: Tensor, width: int, height: int) -> Tensor:
     cos, sin = rows[:, 6:].cos(), rows[:, 6:].sin()
     signs = torch.cartesian_prod(*[torch.tensor([-0.5, 0.5], dtype=rows.dtype)] * 3)  # (8, 3)
     along, across = signs[:, 0] * l, signs[:, 2] * w  # (m, 8)
-    corner = (
-        torch.stack(
-            [cos * along + sin * across, (signs[:, 1] - 0.5) * h, cos * across - sin * along], 2
-        )
-        + rows[:, None, 3:6]
-    )
+    x, y, z = cos * along + sin * across, (signs[:, 1] - 0.5) * h, cos * across - sin * along
+    corner = torch.stack([x, y, z], 2) + rows[:, None, 3:6]
     u, v, depth = (corner @ P2[:, :3].T + P2[:, 3]).unbind(2)
     in_front = depth > 0.1  # (m, 8)
     u, v = (u / depth).clamp(0, width - 1), (v / depth).clamp(0, height - 1)

@@ -88,12 +88,11 @@ def read_results(folder: str | Path, frames: Kitti) -> list[Detections]:
     """
     folder = Path(folder)
     path = folder / COVARIANCES
+    meta, rows = {}, [None] * len(frames)
     with reading(path, "a file of covariances of KITTI results"):
-        content = None
         if path.exists():
             content = read_json(path)
-        meta = {} if content is None else content["meta"]
-        rows = [None if content is None else content["frames"][token] for token in frames.tokens]
+            meta, rows = content["meta"], [content["frames"][token] for token in frames.tokens]
     return [_read_frame(folder, frames, item, meta, rows[item]) for item in range(len(frames))]
 
 

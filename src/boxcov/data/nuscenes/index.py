@@ -17,6 +17,7 @@ from boxcov.data.nuscenes.classes import CATEGORIES, CLASSES
 from boxcov.data.nuscenes.tables import Row, Table
 from boxcov.data.points import check_objects
 from boxcov.data.poses import rotation_matrix
+from boxcov.data.sequence import leads_out
 from boxcov.errors import BoxcovError, BoxcovWarning, join_names
 
 Array = np.ndarray[Any, Any]
@@ -122,22 +123,16 @@ def _samples(folder: Path, split: str) -> tuple[list[str], Array, Array, dict[st
     place: dict[str, int] = {}
     chosen: list[tuple[int, int, str]] = []
     for row in table:
-        token, scene = (
-            table.text(row, "token"),
-            table.refer(row, "scene_token", scenes, "scene.json"),
-        )
+        token = table.text(row, "token")
+        scene = table.refer(row, "scene_token", scenes, "scene.json")
         place[token] = -1
         if scene >= 0:
             chosen.append((scene, table.integer(row, "timestamp"), token))
     chosen.sort()
     _warn_of_missing_scenes(folder, split, wanted - {names[scene] for scene, _, _ in chosen})
     place.update((token, number) for number, (_, _, token) in enumerate(chosen))
-    return (
-        [token for _, _, token in chosen],
-        np.array([scene for scene, _, _ in chosen], dtype=np.int64),
-        np.array([time for _, time, _ in chosen], dtype=np.int64),
-        place,
-    )
+    numbers, times = (np.array([row[i] for row in chosen], dtype=np.int64) for i in (0, 1))
+    return [token for _, _, token in chosen], numbers, times, place
 
 
 def _warn_of_missing_scenes(folder: Path, split: str, missing: set[str]) -> None:
@@ -205,7 +200,7 @@ def _mounts(folder: Path) -> tuple[dict[str, int], Array, Array]:
         numbers[table.text(row, "token")] = len(rotations) if lidar else -1
         if lidar:
             rotations.append(table.quaternion(row, "rotation"))
-            translations.append(table.vector(row, "translation", 3))
+            translations.append(table.vector(row, "translation"))
     if not rotations:
         raise BoxcovError(
             f"{table.path}: no sensor is named LIDAR_TOP: these are not the tables of nuScenes"
@@ -219,10 +214,8 @@ def _ego_poses(folder: Path, slots: dict[str, int]) -> tuple[Array, Array]:
     for row in table:
         slot = slots.get(table.text(row, "token"))
         if slot is not None:
-            R[slot], t[slot] = (
-                table.quaternion(row, "rotation"),
-                table.vector(row, "translation", 3),
-            )
+            R[slot] = table.quaternion(row, "rotation")
+            t[slot] = table.vector(row, "translation")
     for token, slot in slots.items():
         if np.isnan(R[slot, 0]):
             raise BoxcovError(
@@ -237,7 +230,8 @@ def _annotations(folder: Path, place: dict[str, int], times: Array) -> Annotatio
     numbers = {token: number for number, token in enumerate(labels)}
     table = Table(folder, "sample_annotation")
     rows: dict[str, int] = {}
-    before, after = [], []
+    previous: list[str] = []
+    following: list[str] = []
     sample, label, points, identity = array("q"), array("q"), array("q"), array("q")
     centre, size, rotation = array("d"), array("d"), array("d")
     for row in table:
@@ -246,19 +240,18 @@ def _annotations(folder: Path, place: dict[str, int], times: Array) -> Annotatio
         if kind < 0:
             continue
         rows[table.text(row, "token")] = len(sample)
-        before.append(table.text(row, "prev"))
-        after.append(table.text(row, "next"))
+        previous.append(table.text(row, "prev"))
+        following.append(table.text(row, "next"))
         sample.append(number)
         label.append(kind)
         identity.append(numbers[table.text(row, "instance_token")])
         points.append(table.integer(row, "num_lidar_pts"))
-        centre.extend(table.vector(row, "translation", 3))
+        centre.extend(table.vector(row, "translation"))
         size.extend(table.size(row, "size"))
         rotation.extend(table.quaternion(row, "rotation"))
     centres, owner = np.array(centre).reshape(-1, 3), np.array(sample, dtype=np.int64)
-    velocity = _velocities(
-        centres[:, :2], times[owner], _chain(table, rows, before), _chain(table, rows, after)
-    )
+    before, after = (_chain(table, rows, tokens) for tokens in (previous, following))
+    velocity = _velocities(centres[:, :2], times[owner], before, after)
     order = np.argsort(owner, kind="stable")
     start = np.searchsorted(owner[order], np.arange(len(times) + 1))
     check_objects(int(np.diff(start).max(initial=0)), table.path)
@@ -297,11 +290,8 @@ def _velocities(centre: Array, time: Array, before: Array, after: Array) -> Arra
     seconds = 1e-6 * (time[last] - time[first])
     longest = np.where((before >= 0) & (after >= 0), 2 * _LONGEST_GAP, _LONGEST_GAP)
     usable = (seconds > 0) & (seconds <= longest)
-    return np.where(
-        usable[:, None],
-        (centre[last] - centre[first]) / np.where(usable, seconds, 1)[:, None],
-        np.nan,
-    )
+    seconds[~usable] = np.nan
+    return (centre[last] - centre[first]) / seconds[:, None]
 
 
 def _chain(table: Table, rows: dict[str, int], tokens: list[str]) -> Array:
@@ -320,13 +310,7 @@ def _file_name(table: Table, row: Row) -> bytes:
     name = table.text(row, "filename")
     if len(name) > _LONGEST_NAME:
         raise table.unexpected(row, "filename", f"at most {_LONGEST_NAME} characters")
-    if (
-        not name
-        or name.startswith("/")
-        or "\\" in name
-        or name[1:2] == ":"
-        or ".." in name.split("/")
-    ):
+    if leads_out(name):
         raise BoxcovError(
             f"{table.path}: the file name {name!r} leads out of the data set: refused"
         )
@@ -334,6 +318,5 @@ def _file_name(table: Table, row: Row) -> bytes:
 
 
 def _rotations(quaternions: Any) -> Array:
-    return np.asarray(
-        rotation_matrix(torch.tensor(np.array(quaternions), dtype=torch.float64).reshape(-1, 4))
-    )
+    rows = torch.from_numpy(np.array(quaternions, dtype=np.float64).reshape(-1, 4))
+    return rotation_matrix(rows).numpy()

@@ -26,11 +26,7 @@ from boxcov.input_file import read_json, reading
 
 MAX_BOXES = 500  # per sample; the official evaluation refuses more
 _SENSORS = {
-    "use_camera": False,
-    "use_lidar": True,
-    "use_radar": False,
-    "use_map": False,
-    "use_external": False,
+    f"use_{name}": name == "lidar" for name in ["camera", "lidar", "radar", "map", "external"]
 }
 
 
@@ -74,13 +70,8 @@ def read_results(path: str | Path) -> dict[str, Detections]:
 
 def _entries(token: str, found: Detections) -> Iterator[dict[str, Any]]:
     """Yield the boxes of one sample as the result file has them."""
-    columns = zip(
-        found.boxes.tolist(),
-        found.scores.tolist(),
-        found.labels.tolist(),
-        covariance_rows(found),
-    )
-    for box, score, label, covariance in columns:
+    numbers = (found.boxes.tolist(), found.scores.tolist(), found.labels.tolist())
+    for box, score, label, covariance in zip(*numbers, covariance_rows(found)):
         name = found.classes[label]
         yield {
             "sample_token": token,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from os.path import isfile
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ T = TypeVar("T")
 _CHUNK = 1 << 20  # characters read at a time
 _LONGEST = 1 << 24  # characters of the longest row that is accepted
 _LARGEST = 1e100  # absolute value of the largest coordinate that is accepted
+_TEXT = f"a text of at most {MAX_TEXT} characters"
 _GAP = re.compile(r"[\s,]*")
 
 
@@ -47,47 +48,26 @@ class Table:
             raise BoxcovError(f"{self.path}: cannot be read ({error})") from None
 
     def text(self, row: Row, key: str) -> str:
-        value = self._entry(row, key)
-        if not is_text(value):
-            raise self.unexpected(row, key, f"a text of at most {MAX_TEXT} characters")
-        return str(value)
+        return self._entry(row, key, is_text, _TEXT)
 
     def integer(self, row: Row, key: str) -> int:
-        value = self._entry(row, key)
-        if (
-            not (type(value) is int or (type(value) is float and value.is_integer()))
-            or abs(value) >= 1 << 63
-        ):
-            raise self.unexpected(row, key, "a whole number of 64 bits")
-        return int(value)
+        return int(self._entry(row, key, _is_integer, "a whole number of 64 bits"))
 
     def flag(self, row: Row, key: str) -> bool:
-        value = self._entry(row, key)
-        if not isinstance(value, bool):
-            raise self.unexpected(row, key, "true or false")
-        return value
+        return self._entry(row, key, lambda value: isinstance(value, bool), "true or false")
 
-    def vector(self, row: Row, key: str, size: int) -> list[float]:
-        value = self._entry(row, key)
-        if (
-            not isinstance(value, list)
-            or len(value) != size
-            or not all(isinstance(v, (int, float)) and abs(v) < _LARGEST for v in value)
-        ):
-            raise self.unexpected(row, key, f"{size} finite numbers")
-        return value
+    def vector(self, row: Row, key: str) -> list[float]:
+        return self._entry(row, key, _is_vector, "3 finite numbers")
 
     def size(self, row: Row, key: str) -> list[float]:
-        value = self.vector(row, key, 3)
-        if min(value) <= 0:
-            raise self.unexpected(row, key, "3 lengths above 0")
-        return value
+        return self._entry(
+            row, key, lambda value: _is_vector(value) and min(value) > 0, "3 lengths above 0"
+        )
 
     def quaternion(self, row: Row, key: str) -> list[float]:
-        value = self.vector(row, key, 4)
-        if not any(value):
-            raise self.unexpected(row, key, "a quaternion")
-        return value
+        return self._entry(
+            row, key, lambda value: _is_vector(value, 4) and any(value), "a quaternion"
+        )
 
     def refer(self, row: Row, key: str, index: Mapping[str, T], to: str) -> T:
         """Look up the token ``row[key]`` in the index of another table."""
@@ -99,11 +79,13 @@ class Table:
             )
         return index[token]
 
-    def _entry(self, row: Row, key: str) -> Any:
+    def _entry(self, row: Row, key: str, is_sound: Callable[[Any], bool], wanted: str) -> Any:
         if key not in row:
             raise BoxcovError(
                 f"{self._describe(row)} has no {key!r}: not a v1.0 table, or a damaged one"
             )
+        if not is_sound(row[key]):
+            raise self.unexpected(row, key, wanted)
         return row[key]
 
     def unexpected(self, row: Row, key: str, wanted: str) -> BoxcovError:
@@ -143,3 +125,16 @@ class Table:
 
     def _damaged(self, why: str) -> BoxcovError:
         return BoxcovError(f"{self.path}: damaged JSON ({why}): unpack the metadata archive again")
+
+
+def _is_integer(value: Any) -> bool:
+    is_whole = type(value) is int or (type(value) is float and value.is_integer())
+    return is_whole and abs(value) < 1 << 63
+
+
+def _is_vector(value: Any, size: int = 3) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == size
+        and all(isinstance(v, (int, float)) and abs(v) < _LARGEST for v in value)
+    )

@@ -15,12 +15,12 @@ import torch
 
 from boxcov.data.nuscenes.classes import CLASSES
 from boxcov.data.sequence import FrameSequence
-from boxcov.data.simulated.drive import LONGEST, RATES, Drive, Drives, Settings
+from boxcov.data.simulated.drive import LONGEST, RATES, Drive, Settings
 from boxcov.data.simulated.scenarios import SCENARIOS, find_scenario
 from boxcov.data.simulated.sensor import Frame, make_frames
 from boxcov.errors import BoxcovError
 
-__all__ = ["CLASSES", "SCENARIOS", "Drive", "Drives", "Simulated", "frames", "sequences"]
+__all__ = ["CLASSES", "SCENARIOS", "Drive", "Simulated", "frames", "sequences"]
 
 
 class Simulated(FrameSequence):
@@ -78,7 +78,7 @@ def sequences(
     seconds: float = 20.0,
     rate: int = 2,
     sweeps: int = 10,
-) -> Drives:
+) -> list[Drive]:
     """Return ``count`` simulated drives of ``seconds`` with ``rate`` (1, 2, 5 or 10) frames each.
 
     The ego car drives along its street. The others follow each other, stop at red lights, brake,
@@ -97,14 +97,14 @@ def sequences(
     """
     find_scenario(scenario)
     _check("seed", seed, 0, 2**63 - 1, "of at least 0")
-    _check("count", count, 0, 2**31, "of at least 0")
+    _check("count", count, 0, 2**20, "of at least 0, up to 2^20")
     _check("sweeps", sweeps, 1, 10, "from 1 to 10 (the key sweep counts)")
     if rate not in RATES:
         raise BoxcovError(f"rate must be {', '.join(map(str, RATES))} frames per second: {rate!r}")
     if not 1 / rate <= seconds <= LONGEST:
         raise BoxcovError(f"seconds must be from {1 / rate} (one frame) to {LONGEST}: {seconds!r}")
     settings = Settings(find_scenario(scenario), int(seed), float(seconds), int(rate), int(sweeps))
-    return Drives(settings, int(count))
+    return [Drive(settings, number) for number in range(int(count))]
 
 
 def _check(name: str, value: object, low: int, high: int, wanted: str) -> None:

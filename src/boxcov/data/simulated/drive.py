@@ -115,17 +115,6 @@ class Drive(FrameSequence):
         return round(number / (self.settings.rate * STEP))
 
 
-class Drives(FrameSequence):
-    """Simulated drives; made by ``sequences``. One depends on scenario, seed and index only."""
-
-    def __init__(self, settings: Settings, count: int) -> None:
-        super().__init__(count)
-        self.settings = settings
-
-    def load(self, index: int) -> Drive:
-        return Drive(self.settings, index)
-
-
 def make_world(settings: Settings, index: int) -> World:
     """Draw the street of a drive, long enough for the ego car, and move everything on it."""
     seed, scenario = settings.seed, settings.scenario

@@ -20,6 +20,15 @@ from boxcov.data.simulated.scenarios import Scenario
 LANE = 3.6  # metres
 _END = 60.0  # the road is laid out from -60 to 60 m
 _ID = {kind: number for number, kind in enumerate(KINDS)}
+_IN_TRAFFIC = {
+    "car": 0.62,
+    "truck": 0.1,
+    "bus": 0.08,
+    "trailer": 0.03,
+    "construction_vehicle": 0.02,
+    "motorcycle": 0.09,
+    "bicycle": 0.06,
+}
 _IN_YARDS = {"trailer": 0.3, "bus": 0.17, "truck": 0.2, "construction_vehicle": 0.13, "car": 0.2}
 C = TypeVar("C", bound="Columns")
 
@@ -72,17 +81,12 @@ def lay_out(rng: Rng, scenario: Scenario, along: Road | None = None) -> tuple[Ro
     if along is not None:
         road = replace(along, crossing=road.crossing)
     traffic = _traffic(rng, road)
-    others = [
-        *_roadworks(rng, road),
-        _people(rng, road, scenario.people),
-        _cycles(rng, road, scenario.people),
-    ]
-    others += [_parked(rng, road), *_yards(rng, road), *_backdrop(rng, road)]
-    objects = traffic.append(*others)
+    others = [*_roadworks(rng, road), _people(rng, road, scenario.people)]
+    others += [_cycles(rng, road, scenario.people), _parked(rng, road)]
+    objects = traffic.append(*others, *_yards(rng, road), *_backdrop(rng, road))
     # off the road, the crossing road stays free
-    objects = objects.where(
-        (objects.y.abs() < road.edge) | ((objects.x - road.crossing).abs() > 2 * LANE)
-    )
+    is_apart = (objects.x - road.crossing).abs() > 2 * LANE
+    objects = objects.where((objects.y.abs() < road.edge) | is_apart)
     ego, crossing = _ego(rng, road), _crossing_traffic(rng, road)
     return road, ego.append(_to_lidar(road, crossing.append(objects)))
 
@@ -97,45 +101,29 @@ def _road(rng: Rng) -> Road:
 
 def _ego(rng: Rng, road: Road) -> Placement:
     moving = float(rng.flag(0.75))
-    speed, rate = (
-        moving * rng.uniform(1, 13, 1),
-        moving * (rng.normal(0, 0.03, 1) + 0.3 * (road.heading - pi / 2)),
-    )
+    speed = moving * rng.uniform(1, 13, 1)
+    rate = moving * (rng.normal(0, 0.03, 1) + 0.3 * (road.heading - pi / 2))
     zero = torch.zeros(1)
     return Placement(torch.tensor([_ID["ego"]]), zero, zero, zero + pi / 2, speed, rate)
 
 
 def _traffic(rng: Rng, road: Road) -> Placement:
     slots, lanes = 9, 2 * road.lanes
-    side = torch.tensor([-1.0, 1.0]).repeat(road.lanes)[
-        :, None
-    ]  # -1: right, in the ego car's direction
+    # -1: right, in the ego car's direction
+    side = torch.tensor([-1.0, 1.0]).repeat(road.lanes)[:, None]
     t = side * LANE * (0.5 + torch.arange(lanes)[:, None] // 2) + rng.normal(0, 0.2, lanes, slots)
     s = torch.arange(slots) * 13.5 - 54 + rng.uniform(-3.5, 3.5, lanes, slots)
-    speed = (
-        rng.uniform(2, 14, lanes, 1)
-        * rng.chance(0.7, lanes, 1)
-        * rng.uniform(0.9, 1.1, lanes, slots)
-    )
-    shares = {
-        "car": 0.62,
-        "truck": 0.1,
-        "bus": 0.08,
-        "trailer": 0.03,
-        "construction_vehicle": 0.02,
-        "motorcycle": 0.09,
-        "bicycle": 0.06,
-    }
-    kind = _kinds(rng, shares, lanes * slots)
+    speed = rng.uniform(2, 14, lanes, 1) * rng.chance(0.7, lanes, 1)  # of a lane
+    speed = speed * rng.uniform(0.9, 1.1, lanes, slots)
+    kind = _kinds(rng, _IN_TRAFFIC, lanes * slots)
     yaw = (side > 0) * pi + rng.normal(0, 0.03, lanes, slots)
     return _moving(rng, kind, s, t, yaw, speed).where(rng.chance(0.42, lanes * slots))
 
 
 def _crossing_traffic(rng: Rng, road: Road) -> Placement:
     if road.crossing > _END:
-        return _standing(
-            torch.zeros(0, dtype=torch.long), torch.zeros(0), torch.zeros(0), torch.zeros(0)
-        )
+        none = torch.zeros(0)
+        return _standing(none.long(), none, none, none)
     side = torch.tensor([-1.0, 1.0])[:, None]
     t = torch.arange(8) * 13 - 45 + rng.uniform(-3.5, 3.5, 2, 8)
     s = road.crossing + side * LANE / 2 + rng.normal(0, 0.15, 2, 8)
@@ -166,9 +154,8 @@ def _people(rng: Rng, road: Road, many: float) -> Placement:
     on_road = rng.chance(0.15, groups)
     s = rng.uniform(-40, 40, groups)[member] + rng.normal(0, 0.9, n)
     off_road = rng.sign(groups) * (road.edge + rng.uniform(2.8, 6.5, groups))
-    t = torch.where(on_road, rng.uniform(-road.edge, road.edge, groups), off_road)[
-        member
-    ] + rng.normal(0, 0.6, n)
+    middle = torch.where(on_road, rng.uniform(-road.edge, road.edge, groups), off_road)
+    t = middle[member] + rng.normal(0, 0.6, n)
     along = rng.chance(0.5, groups)[member] * pi
     yaw = torch.where(on_road[member], along + pi / 2, along) + rng.normal(0, 0.25, n)
     yaw = torch.where(rng.chance(0.2, n), rng.uniform(-pi, pi, n), yaw)
@@ -210,18 +197,11 @@ def _rows(rng: Rng, kind: str, middle: tuple[float, float], gap: float, turn: fl
     direction = torch.where(
         rng.chance(0.7, rows, 1), rng.normal(0, 0.12, rows, 1), rng.uniform(-pi, pi, rows, 1)
     )
-    s = (
-        s0
-        + rng.uniform(-16, 16, rows, 1)
-        + (step - most / 2) * gap * direction.cos()
-        + rng.normal(0, 0.05, rows, most)
-    )
-    t = (
-        t0
-        + rng.uniform(-2.5, 2.5, rows, 1)
-        + (step - most / 2) * gap * direction.sin()
-        + rng.normal(0, 0.05, rows, most)
-    )
+    along = (step - most / 2) * gap
+    s = s0 + rng.uniform(-16, 16, rows, 1) + along * direction.cos()
+    s = s + rng.normal(0, 0.05, rows, most)
+    t = t0 + rng.uniform(-2.5, 2.5, rows, 1) + along * direction.sin()
+    t = t + rng.normal(0, 0.05, rows, most)
     there = step < rng.uniform(0.35, 1.05, rows, 1) * most
     keep = there & rng.chance(0.8, rows, 1) & rng.chance(0.95, rows, most)
     yaw = direction + turn + rng.normal(0, 0.04, rows, most)
@@ -235,14 +215,10 @@ def _yards(rng: Rng, road: Road) -> list[Placement]:
         if not rng.flag(0.45):
             continue
         bays, rows = 6, 2
-        s = (
-            rng.number(-25, 25)
-            + (torch.arange(bays) - bays / 2) * 4.6
-            + rng.normal(0, 0.2, rows, bays)
-        )
-        t = side * (
-            road.edge + 15 + torch.arange(rows)[:, None] * 15.0 + rng.normal(0, 0.4, rows, bays)
-        )
+        s = rng.number(-25, 25) + (torch.arange(bays) - bays / 2) * 4.6
+        s = s + rng.normal(0, 0.2, rows, bays)
+        row = road.edge + 15 + torch.arange(rows)[:, None] * 15.0
+        t = side * (row + rng.normal(0, 0.4, rows, bays))
         yaw = pi / 2 * rng.sign(rows, bays) + rng.normal(0, 0.04, rows, bays)
         kind = _kinds(rng, _IN_YARDS, rows * bays)
         yards.append(_standing(kind, s, t, yaw).where(rng.chance(0.4, rows * bays)))
@@ -250,16 +226,12 @@ def _yards(rng: Rng, road: Road) -> list[Placement]:
 
 
 def _backdrop(rng: Rng, road: Road) -> list[Placement]:
-    def along_road(kind: str, n: int, near: float, far: float, share: float = 0.7) -> Placement:
-        s = (
-            (torch.arange(n) + 0.5) * (2 * _END / n)
-            - _END
-            + rng.uniform(-0.3, 0.3, 2, n) * (2 * _END / n)
-        )
+    def along_road(kind: str, n: int, near: float, far: float, share: float) -> Placement:
+        gap = 2 * _END / n
+        s = (torch.arange(n) + 0.5) * gap - _END + rng.uniform(-0.3, 0.3, 2, n) * gap
         t = torch.tensor([[-1.0], [1.0]]) * (road.edge + rng.uniform(near, far, 2, n))
-        return _standing(torch.full((2 * n,), _ID[kind]), s, t, rng.normal(0, 0.03, 2, n)).where(
-            rng.chance(share, 2 * n)
-        )
+        every = _standing(torch.full((2 * n,), _ID[kind]), s, t, rng.normal(0, 0.03, 2, n))
+        return every.where(rng.chance(share, 2 * n))
 
     return [
         along_road("pole", 6, 2.6, 3.2, 0.8),
@@ -291,11 +263,5 @@ def _to_lidar(road: Road, placed: Placement) -> Placement:
     """Transform road coordinates into LiDAR coordinates."""
     heading = torch.tensor(road.heading)
     cos, sin, s, t = heading.cos(), heading.sin(), placed.x, placed.y - road.ego
-    return Placement(
-        placed.kind,
-        cos * s - sin * t,
-        sin * s + cos * t,
-        placed.yaw + heading,
-        placed.speed,
-        placed.rate,
-    )
+    x, y = cos * s - sin * t, sin * s + cos * t
+    return replace(placed, x=x, y=y, yaw=placed.yaw + heading)

@@ -88,13 +88,8 @@ def cast(fan: Fan, prisms: Prisms, penetration: Tensor, reach: float) -> Hits:
         key = (distance.view(torch.int32).long() << 32) | row[:, None]
         key = torch.where(distance.isfinite(), key, _NO_HIT)
         nearest.scatter_reduce_(0, cell[part, None].expand_as(key), key, "amin")
-    return _hits(
-        nearest.reshape(views, columns, beams),
-        fan.tangents,
-        owner % prisms.x.shape[1],
-        entry,
-        cosine,
-    )
+    nearest = nearest.reshape(views, columns, beams)
+    return _hits(nearest, fan.tangents, owner % prisms.x.shape[1], entry, cosine)
 
 
 def visible_columns(fan: Fan, outlines: Sequence[Tensor], reach: float) -> tuple[Tensor, Tensor]:
@@ -113,9 +108,8 @@ def visible_columns(fan: Fan, outlines: Sequence[Tensor], reach: float) -> tuple
     turn = torch.atan2(
         dx[..., None] * cy - dy[..., None] * cx, dx[..., None] * cx + dy[..., None] * cy
     )
-    within = ((dx * cos + dy * sin).abs() <= half_length) & (
-        (dy * cos - dx * sin).abs() <= half_width
-    )
+    within = (dx * cos + dy * sin).abs() <= half_length
+    within &= (dy * cos - dx * sin).abs() <= half_width
     near = torch.hypot(dx, dy) - torch.hypot(half_length, half_width) <= reach
     scale = fan.columns / (2 * pi)
     middle = torch.atan2(dy, dx) - fan.starts[:, None]
@@ -208,11 +202,8 @@ def _hits(nearest: Tensor, tangents: Tensor, prism: Tensor, entry: Tensor, cosin
     hit = nearest != _NO_HIT
     # rays without a hit read an additional row at the end
     row = torch.where(hit, nearest & _ROW, len(prism))
-    prism, entry, cosine = (
-        torch.cat([prism, prism.new_full((1,), -1)]),
-        torch.cat([entry, entry.new_zeros(1)]),
-        torch.cat([cosine, cosine.new_ones(1)]),
-    )
+    ends = zip((prism, entry, cosine), (-1, 0, 1))
+    prism, entry, cosine = (torch.cat([x, x.new_full((1,), end)]) for x, end in ends)
     distance = (nearest >> 32).int().view(torch.float32)
     distance = torch.where(hit, distance, torch.inf)
     flat = 1 / (1 + tangents.square()).sqrt()  # (b,) cosine of the elevation

@@ -126,11 +126,8 @@ def _sizes(rng: Rng, catalogue: _Catalogue, body: Tensor, odd: Tensor) -> Tensor
     factor = 1 + spread * 0.7 * (rng.normal(0, 1, n, 1) + rng.normal(0, 1, n, 3)).clamp(-2.5, 2.5)
     is_small = rng.chance(0.5, n, 1)
     factor_unseen = torch.where(is_small, rng.uniform(0.6, 0.8, n, 1), rng.uniform(1.25, 1.6, n, 1))
-    return (
-        catalogue.sizes[body]
-        * factor.clamp(min=0.3)
-        * torch.where(odd[:, None], factor_unseen, 1.0)
-    )
+    sizes = catalogue.sizes[body] * factor.clamp(min=0.3)
+    return sizes * torch.where(odd[:, None], factor_unseen, 1.0)
 
 
 def is_free(street: Street) -> Tensor:
@@ -184,14 +181,8 @@ def _add_spray(catalogue: _Catalogue, placed: Placement, looks: Looks) -> tuple[
     length = 2 + 0.4 * cars.speed
     back = (clouds.size[:, 1] + length) / 2
     kind = torch.full_like(cars.kind, KINDS.index("spray"))
-    spray = Placement(
-        kind,
-        cars.x - back * cars.yaw.cos(),
-        cars.y - back * cars.yaw.sin(),
-        cars.yaw,
-        cars.speed,
-        cars.rate,
-    )
+    x, y = cars.x - back * cars.yaw.cos(), cars.y - back * cars.yaw.sin()
+    spray = replace(cars, kind=kind, x=x, y=y)
     size = torch.stack([clouds.size[:, 0] * 1.1, length, torch.full_like(length, 1.3)], 1)
     plume = int(catalogue.shares[1, KINDS.index("spray")].argmax())
     clouds = replace(clouds, body=torch.full_like(kind, plume), size=size)
@@ -240,8 +231,6 @@ def _catalogue(unseen: bool) -> _Catalogue:
         for j, part in enumerate(body.parts):
             edges[i, j] = torch.tensor(part[:6])
             surface[i, j] = torch.tensor([part.round, *part.material])
-    sizes, spread = (
-        torch.tensor([body.size for body in bodies]),
-        torch.tensor([body.spread for body in bodies]),
-    )
+    sizes = torch.tensor([body.size for body in bodies])
+    spread = torch.tensor([body.spread for body in bodies])
     return _Catalogue(shares, sizes, spread, edges, surface)

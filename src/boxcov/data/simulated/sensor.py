@@ -157,10 +157,7 @@ def _ground_reflectivity(fan: Fan, scene: Scene, distance: Tensor, wet: bool) ->
 
 def _on_ego_car(fan: Fan, heading: Tensor, points: Tensor) -> Tensor:
     """Return which points lie within 1 m of the sensor along both axes of their own sweep."""
-    dx, dy = (
-        points[..., 0] - fan.origins[:, 0, None, None],
-        points[..., 1] - fan.origins[:, 1, None, None],
-    )
+    dx, dy = (points[..., i] - fan.origins[:, i, None, None] for i in (0, 1))
     cos, sin = heading.cos()[:, None, None], heading.sin()[:, None, None]
     return ((dx * cos + dy * sin).abs() < _EGO) & ((dy * cos - dx * sin).abs() < _EGO)
 

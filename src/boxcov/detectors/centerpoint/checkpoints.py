@@ -14,16 +14,17 @@ import torch
 from torch import Tensor
 
 from boxcov.detectors.centerpoint.config import FRAMEWORKS, Config, Framework, Pillars
-from boxcov.detectors.centerpoint.config_choice import choose_config
-from boxcov.detectors.centerpoint.detector import CenterPoint
-from boxcov.detectors.centerpoint.frameworks import LayerNames, head_rows, layer_names, module_name
-from boxcov.detectors.centerpoint.provenance import (
+from boxcov.detectors.centerpoint.detector import CenterPoint, Fact
+from boxcov.detectors.centerpoint.frameworks import (
     GENERATIONS,
     TITLES,
-    Fact,
+    LayerNames,
     choose_generation,
-    describe,
+    head_rows,
+    layer_names,
+    module_name,
 )
+from boxcov.detectors.centerpoint.upstream_config import choose_config
 from boxcov.detectors.centerpoint.voxel_encoder import SparseConv
 from boxcov.detectors.weight_file import State, check_fit, copy_weights, load_weights, read_weights
 from boxcov.errors import BoxcovError, did_you_mean, join_names
@@ -32,7 +33,6 @@ from boxcov.input_file import reading
 
 _KEY = "boxcov.centerpoint"
 _WEIGHTS = Path(__file__).parent / "weights"
-_NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 # Permutations of a sparse kernel to (out, kz, ky, kx, in), and whose layout it is.
 _LAYOUTS: dict[tuple[int, ...], str] = {
     (4, 0, 1, 2, 3): "spconv 1.x",
@@ -104,7 +104,7 @@ def _load_foreign(
     if isinstance(config.encoder, Pillars) and features in (10, 11):
         config = replace(config, encoder=replace(config.encoder, centre_z=features == 11))
     detector = CenterPoint(config)
-    facts += describe(config, framework, legacy, source)
+    facts += _describe(config, framework, legacy, source)
     facts += _convert(detector, state, framework, bool(legacy), path)
     detector.provenance = tuple(facts)
     return detector
@@ -134,23 +134,21 @@ def _path(path_or_name: str | Path) -> Path:
     """Return the file of a checkpoint; small is in the package, pillar in a checkout."""
     checkout = Path(__file__).parents[4] / "weights"
     named = {"small": (_WEIGHTS,), "pillar": (checkout, Path("weights"))}
-    if path_or_name not in named:
-        path = Path(path_or_name)
-        if not path.is_file():
-            known = did_you_mean(str(path_or_name), named)
-            raise BoxcovError(
-                f"{path}: no such file{known}; give the path of a checkpoint, or a name: small (in "
-                "the package) or pillar (in a checkout)"
-            )
-        return path
-    places = [folder / f"{path_or_name}.safetensors" for folder in named[str(path_or_name)]]
+    name, places = str(path_or_name), [Path(path_or_name)]
+    if name in named:
+        places = [folder / f"{name}.safetensors" for folder in named[name]]
     found = next((path for path in places if path.is_file()), None)
-    if found is None:
+    if found is not None:
+        return found
+    if name in named:
         raise BoxcovError(
-            f"{places[0]}: the weights of {path_or_name} are not in this installation: give the "
-            "path of a checkpoint, or work in a checkout of boxcov"
+            f"{places[0]}: the weights of {name} are not in this installation: give the path of a "
+            "checkpoint, or work in a checkout of boxcov"
         )
-    return found
+    raise BoxcovError(
+        f"{name}: no such file{did_you_mean(name, named)}; give the path of a checkpoint, or a "
+        "name: small (in the package) or pillar (in a checkout)"
+    )
 
 
 def _framework(state: State, path: Path) -> Framework:
@@ -179,7 +177,7 @@ def _convert(
 ) -> list[Fact]:
     """Copy the weights of a framework's checkpoint into ``detector``; return what was converted."""
     names = list(layer_names(detector.config, framework))
-    foreign = {own: there for layer in names for own, there in _tensor_names(layer)}
+    foreign = {own: there for layer in names for own, there in layer.tensors().items()}
     order = _kernel_layout(detector, state, names)
     tensors = {name: tensor for name, tensor in state.items() if name != "global_step"}
     folded = 0
@@ -193,7 +191,7 @@ def _convert(
     copy_weights(own, tensors, foreign)
     with torch.no_grad():
         for layer in names:
-            if layer.own_norm is None:
+            if not layer.has_norm:
                 branch = layer.own.split(".")[-2]
                 for parameter in detector.get_submodule(layer.own).parameters():
                     parameter.copy_(head_rows(parameter.clone(), branch, framework, legacy))
@@ -218,18 +216,8 @@ def _fold_bias(tensors: dict[str, Tensor], layer: LayerNames) -> bool:
     return True
 
 
-def _tensor_names(layer: LayerNames) -> list[tuple[str, str]]:
-    """Return the names of a layer's tensors, in boxcov and in the framework."""
-    if layer.own_norm is None:
-        return [(f"{layer.own}.{leaf}", f"{layer.foreign}.{leaf}") for leaf in ("weight", "bias")]
-    norms = [(f"{layer.own_norm}.{leaf}", f"{layer.foreign_norm}.{leaf}") for leaf in _NORM]
-    return [(f"{layer.own}.weight", f"{layer.foreign}.weight"), *norms]
-
-
 def _kernel_layout(detector: CenterPoint, state: State, names: list[LayerNames]) -> tuple[int, ...]:
     """Return the layout that fits most of the sparse kernels: one with n_in = n_out fits two."""
-    if isinstance(detector.config.encoder, Pillars):
-        return next(iter(_LAYOUTS))
     votes = dict.fromkeys(_LAYOUTS, 0)
     for layer in names:
         module, tensor = detector.get_submodule(layer.own), state.get(f"{layer.foreign}.weight")
@@ -251,12 +239,8 @@ def _convert_weight(
     if isinstance(module, SparseConv):
         fits = tensor.dim() == 5 and tensor.permute(order).shape == module.kernel_shape
         return tensor.permute(order).flatten(1) if fits else tensor
-    if (
-        framework == "openpcdet"
-        and isinstance(module, torch.nn.Conv2d)
-        and "deblocks" in layer.own
-        and module.stride == (1, 1)
-    ):
+    is_upsampling = "deblocks" in layer.own and isinstance(module, torch.nn.Conv2d)
+    if framework == "openpcdet" and is_upsampling and module.stride == (1, 1):
         # OpenPCDet writes this convolution as a transposed one
         return tensor.transpose(0, 1) if tensor.dim() == 4 else tensor
     return tensor
@@ -275,3 +259,51 @@ def _misfit(path: Path) -> str:
         f"{path}: the weights do not fit this network: if the file is of another one, give its "
         "config"
     )
+
+
+# what was understood
+
+
+def _describe(config: Config, framework: Framework, legacy: bool | None, source: str) -> list[Fact]:
+    """Return what the configuration says of a checkpoint. source: where the configuration is from.
+
+    legacy: whether the conventions are those of mmdetection3d before 1.0.
+    """
+    low, high = config.point_range[:3], config.point_range[3:]
+    axes = ", ".join(f"{axis} {a:g} to {b:g}" for axis, a, b in zip("xyz", low, high))
+    size = " x ".join(f"{side:g}" for side in config.voxel_size)
+    rules, encoder, (rows, columns) = config.reporting, config.encoder, config.map_size
+    old = framework == "det3d" or legacy
+    nms = f"rotated NMS at IoU {rules.overlap:g}" if rules.nms == "rotated" else "circle NMS"
+    limit = "no limits"
+    if encoder.max_cells is not None:
+        limit = f"at most {encoder.max_cells[1]:,} cells of {encoder.max_points} points per frame"
+    if isinstance(encoder, Pillars):
+        widths = " and ".join(map(str, encoder.widths))
+        kind = f"pillars, widths {widths}, {encoder.point_features} features per point"
+        limit += ", points of any height" if encoder.any_height else ""
+    else:
+        kind = "sparse voxels"
+        limit += ", points shuffled" if encoder.shuffled else ""
+    return [
+        Fact("encoder", kind, "names and shapes of the weights"),
+        Fact("grid", f"{size} m; {axes} m; a map of {rows} x {columns} cells", source),
+        Fact("limits", limit, source),
+        Fact("sweeps", f"{config.sweeps or 'not known how many'} per frame", source),
+        Fact(
+            "classes",
+            " | ".join(" ".join(names) for names in config.tasks),
+            f"{source}; channels of the heat maps: "
+            + " ".join(str(len(names)) for names in config.tasks),
+        ),
+        Fact(
+            "boxes",
+            "log sizes (w, l, h), rotation -yaw - pi / 2" if old else "log sizes (l, w, h), yaw",
+            "conventions of " + TITLES[framework] + (" before 1.0" if legacy else ""),
+        ),
+        Fact(
+            "selection",
+            f"score > {rules.threshold:g}, {nms}, {rules.max_boxes} boxes per task",
+            source,
+        ),
+    ]

@@ -96,6 +96,12 @@ class Reporting:
     max_boxes: int = 83  # boxes per task; six tasks make 498, the nuScenes limit is 500
     centre_range: tuple[float, ...] = (-61.2, -61.2, -10.0, 61.2, 61.2, 10.0)
 
+    @staticmethod
+    def of(framework: Framework) -> Reporting:
+        if framework == "det3d":
+            return Reporting(candidates=1000, per_class=False)
+        return Reporting()
+
 
 @dataclass(frozen=True)
 class Loss:
@@ -154,10 +160,8 @@ class Config:
             raise BoxcovError(
                 f"widths, layers and strides of the blocks must have one length, got {dense}"
             )
-        outputs = {
-            round(prod(dense.strides[: i + 1]) / up, 6) for i, up in enumerate(dense.up_strides)
-        }
-        if len(outputs) != 1:
+        strides = [prod(dense.strides[: i + 1]) for i in range(len(dense.strides))]
+        if len({round(s / up, 6) for s, up in zip(strides, dense.up_strides)}) != 1:
             raise BoxcovError(
                 f"the neck's maps differ in size: strides {dense.strides}, "
                 f"up_strides {dense.up_strides}"
@@ -176,7 +180,7 @@ class Config:
 
     def _check_counts(self) -> None:
         """Raise if a number of layers, cells or boxes is out of range."""
-        dense, rules, (nx, ny, nz) = self.dense, self.reporting, self.grid
+        dense, rules = self.dense, self.reporting
         widths = (*dense.widths, *dense.up_widths, *self.encoder.widths, *dense.strides)
         ranges = {
             "number of blocks": (len(dense.widths), 1, MAX_LAYERS),
@@ -184,9 +188,7 @@ class Config:
             "smallest number of layers": (min(dense.layers, default=0), 0, MAX_LAYERS),
             "number of encoder layers": (len(self.encoder.widths), 1, MAX_LAYERS),
             "smallest width or stride": (min(*widths, dense.shared, dense.branch), 1, 1 << 20),
-            "number of cells along x": (nx, 1, MAX_CELLS),
-            "number of cells along y": (ny, 1, MAX_CELLS),
-            "number of cells along z": (nz, 1, MAX_CELLS),
+            **{f"number of cells along {a}": (n, 1, MAX_CELLS) for a, n in zip("xyz", self.grid)},
             "number of candidates": (rules.candidates, 1, MAX_CANDIDATES),
             "number of boxes": (rules.max_boxes, 1, MAX_CANDIDATES),
         }
@@ -214,10 +216,8 @@ class Config:
     @property
     def grid(self) -> tuple[int, int, int]:
         """Cells along x, y and z."""
-        nx, ny, nz = (
-            round((self.point_range[3 + i] - self.point_range[i]) / self.voxel_size[i])
-            for i in range(3)
-        )
+        low, high = self.point_range[:3], self.point_range[3:]
+        nx, ny, nz = (round((b - a) / size) for a, b, size in zip(low, high, self.voxel_size))
         return nx, ny, nz
 
     def voxel_grid(self, training: bool) -> VoxelGrid:
@@ -267,15 +267,14 @@ class Config:
         The encoder of mmdetection3d has one layer; those of det3d, which reports one class per
         cell, and of OpenPCDet, which has no limits and takes points of any height, have two.
         """
-        encoder, rules = Pillars(), Reporting()
+        encoder = Pillars()
         if framework == "det3d":
-            encoder = Pillars(widths=(64, 64), centre_z=False, max_cells=(30000, 60000))
-            rules = Reporting(candidates=1000, per_class=False)
+            encoder = Pillars((64, 64), centre_z=False, max_cells=(30000, 60000))
         if framework == "openpcdet":
-            encoder = Pillars(
-                (64, 64), padded=False, max_points=None, max_cells=None, any_height=True
-            )
-        return Config(encoder=encoder, reporting=rules, loss=Loss.of(framework))
+            no_limits = Pillars(padded=False, max_points=None, max_cells=None, any_height=True)
+            encoder = replace(no_limits, widths=(64, 64))
+        rules, loss = Reporting.of(framework), Loss.of(framework)
+        return Config(encoder=encoder, reporting=rules, loss=loss)
 
     @staticmethod
     def voxel(size: float = 0.1, framework: Framework = "mmdet3d") -> Config:
@@ -288,7 +287,6 @@ class Config:
         few = framework == "openpcdet" and size == 0.1
         many = framework != "mmdet3d" and size == 0.075
         side = 51.2 if size == 0.1 else 54.0
-        det3d = Reporting(candidates=1000, per_class=False)
         return Config(
             point_range=(-side, -side, -5.0, side, side, 3.0),
             voxel_size=(size, size, 0.2),
@@ -297,7 +295,7 @@ class Config:
                 shuffled=framework == "openpcdet",
             ),
             dense=Dense((128, 256), (5, 5), (1, 2), up_widths=(256, 256), up_strides=(1, 2)),
-            reporting=det3d if framework == "det3d" else Reporting(),
+            reporting=Reporting.of(framework),
             loss=Loss.of(framework),
         )
 

@@ -17,7 +17,6 @@ from boxcov.errors import BoxcovError, import_package, join_names
 from boxcov.input_file import read_bytes
 
 SUFFIXES = (".py", ".yaml", ".yml")
-MAX_DEPTH = 10  # of files that name a base file
 MAX_FILES = 100  # that are read for one configuration
 MAX_BYTES = 1 << 20  # of a configuration; real ones have some 10,000
 
@@ -98,7 +97,7 @@ class _Bases:
 def read_settings(path: Path) -> Settings:
     """Return the settings of a ``.py`` or ``.yaml`` file, including those of its base files."""
     bases = _Bases()
-    values = _read(path, bases, MAX_DEPTH)
+    values = _read(path, bases)
     return Settings(values, str(path), tuple(bases.missing))
 
 
@@ -107,9 +106,7 @@ def parse_settings(text: str, source: str) -> Settings:
     return Settings(_run_literals(_parse(text, source), {}), source)
 
 
-def _read(path: Path, bases: _Bases, depth: int) -> dict[str, Any]:
-    if not depth:
-        raise BoxcovError(f"{path}: more than {MAX_DEPTH} base files in a row")
+def _read(path: Path, bases: _Bases) -> dict[str, Any]:
     bases.files += 1
     if bases.files > MAX_FILES:
         raise BoxcovError(f"{path}: more than {MAX_FILES} base files")
@@ -118,25 +115,25 @@ def _read(path: Path, bases: _Bases, depth: int) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise BoxcovError(f"{path}: not a configuration file ({error})") from None
     if path.suffix == ".py":
-        return _read_python(path, text, bases, depth)
+        return _read_python(path, text, bases)
     values = _parse_yaml(text, path)
-    return {key: _with_base(value, path, bases, depth) for key, value in values.items()}
+    return {key: _with_base(value, path, bases) for key, value in values.items()}
 
 
-def _read_python(path: Path, text: str, bases: _Bases, depth: int) -> dict[str, Any]:
+def _read_python(path: Path, text: str, bases: _Bases) -> dict[str, Any]:
     tree = _parse(text, str(path))
     named = _run_literals(tree, {}).get("_base_", [])
     base: dict[str, Any] = {}
     for name in [named] if isinstance(named, str) else named if isinstance(named, list) else []:
         file = path.parent / str(name)
         if file.is_file():
-            base = _merge(base, _read(file, bases, depth - 1))
+            base = _merge(base, _read(file, bases))
         else:
             bases.missing.append(str(file))
     return _merge(base, _run_literals(tree, base))
 
 
-def _with_base(value: Any, path: Path, bases: _Bases, depth: int) -> Any:
+def _with_base(value: Any, path: Path, bases: _Bases) -> Any:
     """Return a section of a YAML file merged into its ``_BASE_CONFIG_``, and lists by NAME."""
     if not isinstance(value, dict):
         return value
@@ -147,7 +144,7 @@ def _with_base(value: Any, path: Path, bases: _Bases, depth: int) -> Any:
         if file is None:
             bases.missing.append(name)
         else:
-            value = {**_read(file, bases, depth - 1), **value}
+            value = {**_read(file, bases), **value}
     return {key: _by_name(entry) for key, entry in value.items()}
 
 

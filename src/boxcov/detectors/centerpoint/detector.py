@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,6 @@ from boxcov.detectors.centerpoint.head import CenterHead
 from boxcov.detectors.centerpoint.loss import MapTargets, encode, frame_losses
 from boxcov.detectors.centerpoint.pillar_encoder import PillarEncoder
 from boxcov.detectors.centerpoint.point_signals import point_maps
-from boxcov.detectors.centerpoint.provenance import Fact
 from boxcov.detectors.centerpoint.second import Second, SecondFPN
 from boxcov.detectors.centerpoint.selection import candidates, select, select_static
 from boxcov.detectors.centerpoint.signals import signals
@@ -30,6 +29,14 @@ from boxcov.head_stages import HeadStages, LogitBranch
 from boxcov.static_selection import StaticLimits, StaticSelection
 
 Raw = dict[str, Any]
+
+
+class Fact(NamedTuple):
+    """One thing that ``load`` understood of a checkpoint."""
+
+    name: str
+    value: str
+    evidence: str
 
 
 class CenterPoint(Detector):
@@ -54,11 +61,8 @@ class CenterPoint(Detector):
         self.provenance: tuple[Fact, ...] = ()  # what ``load`` understood of a checkpoint
         self.box_fields, self.classes = config.box_fields, config.classes
         with seeded(seed):
-            self.encoder = (
-                PillarEncoder(config)
-                if isinstance(config.encoder, Pillars)
-                else VoxelEncoder(config)
-            )
+            is_pillars = isinstance(config.encoder, Pillars)
+            self.encoder = PillarEncoder(config) if is_pillars else VoxelEncoder(config)
             self.backbone = Second(config.bev_channels, config.dense)
             self.neck = SecondFPN(config.dense)
             self.head = CenterHead(config)
@@ -72,12 +76,7 @@ class CenterPoint(Detector):
         return raw if isinstance(inputs, Tensor) else {**raw, "points": list(inputs)}
 
     def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
-        return {
-            "head": self.head,
-            "neck": self.neck,
-            "backbone": self.backbone,
-            "encoder": self.encoder,
-        }
+        return {name: getattr(self, name) for name in ("head", "neck", "backbone", "encoder")}
 
     def configuration(self) -> dict[str, str]:
         about = asdict(self.config)
@@ -109,12 +108,8 @@ class CenterPoint(Detector):
 
     def decode(self, raw: Raw, selection: Selection) -> Tensor:
         where = selection.where
-        return boxes_of(
-            values_at(raw["tasks"], where, list(self.config.branches)),
-            where.row,
-            where.column,
-            self.config,
-        )
+        values = values_at(raw["tasks"], where, list(self.config.branches))
+        return boxes_of(values, where.row, where.column, self.config)
 
     def logits(self, raw: Raw, selection: Selection) -> Tensor:
         """Return the heat map's logit (m,) of each box's class at its cell."""
@@ -176,9 +171,8 @@ class CenterPoint(Detector):
             noise = torch.empty_like(torch.cat(at, 1)).normal_(generator=generator)
             first = self.config.first_class(task)
             heats.append(heat)
-            places.append(
-                torch.stack([torch.full_like(frame, task), frame, label + first, row, column])
-            )
+            place = (torch.full_like(frame, task), frame, label + first, row, column)
+            places.append(torch.stack(place))
             values.append(torch.cat(at, 1) + noise)
         sizes = tuple(len(classes) for classes in self.config.tasks)
         tasks, frame, label, row, column = torch.cat(places, 1)

@@ -20,7 +20,7 @@ from boxcov._torch.modules import shadow
 from boxcov.detectors.centerpoint.head import CenterHead, StackedMaps
 from boxcov.detectors.centerpoint.point_signals import point_maps
 from boxcov.detectors.centerpoint.voxel_encoder import VoxelEncoder
-from boxcov.detectors.centerpoint.voxels import check_clouds, shuffle, voxelise, voxelise_padded
+from boxcov.detectors.centerpoint.voxels import concatenate, voxelise, voxelise_padded
 
 if TYPE_CHECKING:
     from boxcov.detectors.centerpoint.detector import CenterPoint
@@ -62,18 +62,12 @@ class FusedCenterPoint:
 
         None if there are too many points, or another number of frames.
         """
-        clouds = shuffle(check_clouds(inputs)) if self._grid.shuffled else check_clouds(inputs)
-        counts = [len(cloud) for cloud in clouds]
-        if len(counts) != self._frames or sum(counts) > self._points:
+        points, frame = concatenate(inputs, self._grid.shuffled)
+        missing = self._points - len(points)
+        if len(inputs) != self._frames or missing < 0:
             return None
-        missing = self._points - sum(counts)
-        points = torch.cat([*clouds, self._padding[:missing]])
-        # filled on the device: a list of numbers would be copied from the host
-        frame = [
-            torch.full((count,), number, device=points.device)
-            for number, count in enumerate([*counts[:-1], counts[-1] + missing])
-        ]
-        return points, torch.cat(frame)
+        padded = torch.cat([points, self._padding[:missing]])
+        return padded, F.pad(frame, (0, missing), value=self._frames - 1)
 
     def __call__(self, *packed: Tensor) -> tuple[dict[str, Any], Tensor]:
         bev, excess = self.encode(*packed)
@@ -122,13 +116,7 @@ class FusedHead:
         most = max(len(bias) for _, bias in last)
         # a class that is not there has a score of 0
         last = [(_pad_rows(W, most, 0), _pad_rows(b, most, -torch.inf)) for W, b in last]
-        self._first, self._last = (
-            (
-                torch.cat([W for W, _ in pairs]).contiguous(memory_format=torch.channels_last),
-                torch.cat([bias for _, bias in pairs]),
-            )
-            for pairs in (first, last)
-        )
+        self._first, self._last = _side_by_side(first), _side_by_side(last)
 
     def __call__(self, features: Tensor) -> StackedMaps:
         groups = len(self._sizes)
@@ -137,15 +125,19 @@ class FusedHead:
         return StackedMaps(out.unflatten(1, (groups, -1)), self._sizes)
 
 
+def _side_by_side(layers: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Return weight and bias of one convolution that computes the outputs of all layers."""
+    weights, biases = zip(*layers)
+    return torch.cat(weights).contiguous(memory_format=torch.channels_last), torch.cat(biases)
+
+
 def _pad_rows(x: Tensor, count: int, value: float) -> Tensor:
     return torch.cat([x, x.new_full((count - len(x), *x.shape[1:]), value)])
 
 
 def _block_diagonal(layers: Sequence[nn.Conv2d]) -> tuple[Tensor, Tensor]:
     """Return weight and bias of layers side by side, each on its own input channels."""
-    rows, columns = (
-        sum(getattr(layer, name) for layer in layers) for name in ("out_channels", "in_channels")
-    )
+    rows, columns = (sum(layer.weight.shape[i] for layer in layers) for i in (0, 1))
     weight = layers[0].weight.new_zeros(rows, columns, *layers[0].kernel_size)
     row = column = 0
     for layer in layers:

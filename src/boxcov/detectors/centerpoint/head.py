@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from boxcov._torch.layers import at_least_float32
-from boxcov.detectors.centerpoint.config import Config
+from boxcov.detectors.centerpoint.config import Config, Dense
 from boxcov.head_stages import Stage
 
 TaskMaps = dict[str, Tensor]
@@ -42,17 +42,9 @@ class CenterHead(nn.Module):
         super().__init__()
         dense = config.dense
         self.shared = nn.Sequential(*_block(dense.neck, dense.shared))
+        outputs = [{**config.branches, "heatmap": len(classes)} for classes in config.tasks]
         self.tasks = nn.ModuleList(
-            nn.ModuleDict(
-                {
-                    name: nn.Sequential(
-                        *_block(dense.shared, dense.branch),
-                        nn.Conv2d(dense.branch, n, 3, padding=1),
-                    )
-                    for name, n in {**config.branches, "heatmap": len(classes)}.items()
-                }
-            )
-            for classes in config.tasks
+            nn.ModuleDict({name: _branch(dense, n) for name, n in task.items()}) for task in outputs
         )
         self._stages: tuple[Stages, Stages, Stages] | None = None
         for task in self.branches():
@@ -94,9 +86,11 @@ def _stage(chains: list[list[nn.Sequential]], number: int, block: bool) -> Stage
     return Stage(layers, norms, torch.relu)
 
 
+def _branch(dense: Dense, n: int) -> nn.Sequential:
+    hidden = _block(dense.shared, dense.branch)
+    return nn.Sequential(*hidden, nn.Conv2d(dense.branch, n, 3, padding=1))
+
+
 def _block(n_in: int, width: int) -> tuple[nn.Module, ...]:
-    return (
-        nn.Conv2d(n_in, width, 3, padding=1, bias=False),
-        nn.BatchNorm2d(width),
-        nn.ReLU(inplace=True),
-    )
+    conv = nn.Conv2d(n_in, width, 3, padding=1, bias=False)
+    return conv, nn.BatchNorm2d(width), nn.ReLU(inplace=True)

@@ -12,8 +12,7 @@ from boxcov.detectors.boxes import box_corners
 from boxcov.detectors.centerpoint.config import Config, Loss
 from boxcov.detectors.centerpoint.head import TaskMaps
 from boxcov.detectors.centerpoint.voxels import rank_among_equals
-from boxcov.detectors.objects import check_one_per_frame
-from boxcov.errors import BoxcovError
+from boxcov.detectors.objects import objects_of
 
 
 @dataclass(frozen=True)
@@ -66,9 +65,8 @@ def heat_losses(tasks: Sequence[TaskMaps], targets: MapTargets, rules: Loss) -> 
 def box_losses(tasks: Sequence[TaskMaps], targets: MapTargets, config: Config) -> Tensor:
     """Return the weighted L1 loss of each task and frame (T, B), without unknown values."""
     rules = config.loss
-    joined = torch.cat([maps[name] for maps in tasks for name in config.branches], 1).unflatten(
-        1, (len(tasks), -1)
-    )  # (B, T, 10, h, w)
+    joined = torch.cat([maps[name] for maps in tasks for name in config.branches], 1)
+    joined = joined.unflatten(1, (len(tasks), -1))  # (B, T, 10, h, w)
     found = joined[targets.frame, targets.task, :, targets.row, targets.column]  # (n, 10)
     known = targets.values.isfinite()
     off = (found - torch.where(known, targets.values, 0)).abs() * known
@@ -93,17 +91,16 @@ def gaussian_radius(l: Tensor, w: Tensor, overlap: float = 0.1) -> Tensor:
     both, area = l + w, l * w
     moved = (both + (both**2 - 4 * area * (1 - overlap) / (1 + overlap)).sqrt()) / 2
     inner = (2 * both + (4 * both**2 - 16 * (1 - overlap) * area).clamp(min=0).sqrt()) / 2
-    outer = (
-        -2 * overlap * both
-        + (4 * overlap**2 * both**2 + 16 * overlap * (1 - overlap) * area).sqrt()
-    ) / 2
+    root = (4 * overlap**2 * both**2 + 16 * overlap * (1 - overlap) * area).sqrt()
+    outer = (-2 * overlap * both + root) / 2
     return torch.minimum(torch.minimum(moved, inner), outer)
 
 
 def encode(targets: Sequence[dict[str, Tensor]], config: Config, like: Tensor) -> MapTargets:
     """Return targets on the head's map, with the dtype and device of ``like`` (B, ...)."""
-    check_one_per_frame(targets, len(like))
-    boxes, labels, frame = _concatenate(targets, config, like)
+    objects = objects_of(targets, config.box_fields, len(config.classes), like)
+    boxes, labels = (torch.cat(column) for column in zip(*objects))  # (N, D), (N,)
+    frame = torch.cat([torch.full_like(own, b) for b, (_, own) in enumerate(objects)])
     cell_size = boxes.new_tensor(config.cell)
     at = (boxes[:, :2] - boxes.new_tensor(config.point_range[:2])) / cell_size  # (N, 2) in cells
     # det3d truncates towards zero: an object just below the range belongs to the first cell
@@ -135,50 +132,6 @@ def _in_range(boxes: Tensor, config: Config) -> Tensor:
         corners = box_corners(torch.stack([x, y], 1), w, l, yaw)  # (n, 4, 2)
         return ((corners > low[:2]) & (corners < high[:2])).all(2).any(1)
     return boxes.new_ones(len(boxes), dtype=torch.bool)
-
-
-def _concatenate(
-    targets: Sequence[dict[str, Tensor]], config: Config, like: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return all boxes (N, D), labels (N,) and frames (N,)."""
-    D = len(config.box_fields)
-    boxes, labels = [], []
-    for b, target in enumerate(targets):
-        given, label = target["boxes"].to(like), target["labels"].to(like.device)
-        if given.dim() != 2 or given.shape[1] not in {D, 9} or len(given) != len(label):
-            raise BoxcovError(
-                f"targets of frame {b}: boxes must have the shape (n, {D}) "
-                f"for {' '.join(config.box_fields)} and labels (n,), "
-                f"got {tuple(given.shape)} and {tuple(label.shape)}"
-            )
-        boxes.append(given[:, :D])
-        labels.append(label)
-    all_boxes, all_labels = torch.cat(boxes), torch.cat(labels)
-    sound = (
-        all_boxes[:, :7].isfinite().all(1) & (all_labels >= 0) & (all_labels < len(config.classes))
-    )
-    if not bool(sound.all()):  # one synchronisation with the device for all frames
-        _raise_for_frame(boxes, labels, config)
-    counts = torch.tensor([len(label) for label in labels], device=like.device)
-    frames = torch.arange(len(targets), device=like.device)
-    return (
-        all_boxes,
-        all_labels.long(),
-        torch.repeat_interleave(frames, counts, output_size=len(all_boxes)),
-    )
-
-
-def _raise_for_frame(boxes: list[Tensor], labels: list[Tensor], config: Config) -> None:
-    for b, (given, label) in enumerate(zip(boxes, labels)):
-        if not bool(given[:, :7].isfinite().all()):
-            raise BoxcovError(
-                f"targets of frame {b}: a box contains a NaN or an infinity outside its velocity"
-            )
-        if len(label) and not 0 <= int(label.min()) <= int(label.max()) < len(config.classes):
-            raise BoxcovError(
-                f"targets of frame {b}: labels from {int(label.min())} to {int(label.max())}, "
-                f"but {len(config.classes)} classes"
-            )
 
 
 def _values(boxes: Tensor, offset: Tensor, config: Config) -> Tensor:
@@ -213,8 +166,7 @@ def _draw_gaussians(
     y, x = row.reshape(-1, 1, 1) + dy, column.reshape(-1, 1, 1) + dx
     _, classes, rows, columns = heat.shape
     drawn = (dy.abs() <= r) & (dx.abs() <= r) & (y >= 0) & (y < rows) & (x >= 0) & (x < columns)
-    flat = (
-        (frame * classes + label).reshape(-1, 1, 1) * rows + y.clamp(0, rows - 1)
-    ) * columns + x.clamp(0, columns - 1)
+    plane = (frame * classes + label).reshape(-1, 1, 1)
+    flat = (plane * rows + y.clamp(0, rows - 1)) * columns + x.clamp(0, columns - 1)
     # cells outside the Gaussian or the map add a 0 at the border, which changes nothing
     heat.view(-1).scatter_reduce_(0, flat.flatten(), (splat * drawn).flatten(), "amax")

@@ -45,10 +45,8 @@ class PillarEncoder(nn.Module):
         """
         points, pillar = cells.points, cells.cell
         xyz = points[:, :3]
-        low, size = (
-            numbers_like(points, values)
-            for values in (self.config.point_range[:3], self.config.voxel_size)
-        )
+        low = numbers_like(points, self.config.point_range[:3])
+        size = numbers_like(points, self.config.voxel_size)
         centre = (cells.position[:, 1:].flip(1) + 0.5) * size + low  # (V, 3)
         from_centre = xyz - centre[pillar]
         if not self.pillars.centre_z:
@@ -101,10 +99,8 @@ class PillarLayer(nn.Module):
 def _maximum(x: Tensor, pillar: Tensor, cells: Cells) -> Tensor:
     """Return the maximum (V, C) over the rows of x (n, C) of each pillar."""
     if not cells.is_padded:
-        index = pillar.unsqueeze(1).expand(-1, x.shape[1])
-        return x.new_zeros(len(cells.counts), x.shape[1]).scatter_reduce(
-            0, index, x, "amax", include_self=False
-        )
+        index, empty = pillar.unsqueeze(1).expand_as(x), x.new_zeros(len(cells.counts), x.shape[1])
+        return empty.scatter_reduce(0, index, x, "amax", include_self=False)
     # points of a pillar lie side by side, and then comes a row of zeros for each pillar
     points, zeros = x[: len(cells.points)], x[len(cells.points) :]
     pooled = torch.segment_reduce(points, "max", lengths=cells.counts, axis=0, unsafe=True)

@@ -20,11 +20,8 @@ class Second(nn.Module):
         self.blocks = nn.ModuleList()
         for width, layers, stride in zip(dense.widths, dense.layers, dense.strides):
             steps = [(channels, stride), *[(width, 1)] * layers]
-            self.blocks.append(
-                nn.Sequential(
-                    *(module for n_in, s in steps for module in _convolution(n_in, width, s))
-                )
-            )
+            modules = (module for n_in, s in steps for module in _convolution(n_in, width, s))
+            self.blocks.append(nn.Sequential(*modules))
             channels = width
 
     def forward(self, x: Tensor) -> list[Tensor]:
@@ -50,11 +47,8 @@ class SecondFPN(nn.Module):
 
 
 def _convolution(n_in: int, width: int, stride: int) -> tuple[nn.Module, ...]:
-    return (
-        nn.Conv2d(n_in, width, 3, stride, padding=1, bias=False),
-        _norm(width),
-        nn.ReLU(inplace=True),
-    )
+    conv = nn.Conv2d(n_in, width, 3, stride, padding=1, bias=False)
+    return conv, _norm(width), nn.ReLU(inplace=True)
 
 
 def _norm(width: int) -> nn.Module:

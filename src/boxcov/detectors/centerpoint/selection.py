@@ -14,7 +14,8 @@ from boxcov.detectors.boxes import rotated_iou
 from boxcov.detectors.centerpoint.config import Config
 from boxcov.detectors.centerpoint.decode import CellIndex, boxes_of, values_at
 from boxcov.detectors.centerpoint.head import StackedMaps, TaskMaps
-from boxcov.detectors.centerpoint.nms import (
+from boxcov.detectors.centerpoint.voxels import numbers_like
+from boxcov.detectors.nms import (
     Pairs,
     circle_pairs,
     greedy_nms,
@@ -23,7 +24,6 @@ from boxcov.detectors.centerpoint.nms import (
     removed_by,
     rotated_pairs,
 )
-from boxcov.detectors.centerpoint.voxels import numbers_like
 from boxcov.static_selection import StaticLimits, StaticSelection, best_rows, static_nms
 
 
@@ -178,10 +178,11 @@ def _static_suppressions(ranked: Ranking, config: Config, pairs: int) -> tuple[T
     later = torch.ones(k, k, dtype=torch.bool, device=boxes.device).triu(1)
     both = ranked.valid.unsqueeze(2) & ranked.valid.unsqueeze(1) & later
     if rules.nms == "circle":
-        near = near_centres(boxes[:, :, :2], _circle_bounds(boxes, config)) & both
+        centres = boxes[:, :, :2]
+        near = near_centres(centres, centres, _circle_bounds(boxes, config)) & both
         return near.to(boxes.dtype), near.new_zeros((), dtype=torch.long)
     flat = _seen_from_above(boxes)
-    near = near_boxes(flat) & both
+    near = near_boxes(flat, flat) & both
     pairs = min(pairs, near.numel())
     # pairs with the best second box first, so that the ignored pairs are the worst ones
     score, index = (near * ranked.scores.unsqueeze(1)).flatten().topk(pairs)

@@ -1,9 +1,15 @@
-"""The networks of det3d, mmdetection3d and OpenPCDet, by name or from a configuration file."""
+"""The configuration of a checkpoint of det3d, mmdetection3d or OpenPCDet.
+
+The weights do not tell the grid: networks on voxels of 0.1 m and of 0.075 m have the same shapes.
+So a configuration is given, by name or as a file of the framework, or it is found in the
+checkpoint's meta data or in a file beside it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 from warnings import warn
 
@@ -16,94 +22,74 @@ from boxcov.detectors.centerpoint.config import (
     Reporting,
     Voxels,
 )
-from boxcov.detectors.centerpoint.config_file import UNKNOWN, Settings
-from boxcov.errors import BoxcovError, BoxcovWarning
-from boxcov.input_file import reading
+from boxcov.detectors.centerpoint.config_file import (
+    SUFFIXES,
+    UNKNOWN,
+    Settings,
+    parse_settings,
+    read_settings,
+)
+from boxcov.errors import BoxcovError, BoxcovWarning, join_names
+from boxcov.input_file import open_bytes, reading
 
 NAMES = ("pillar02", "voxel01", "voxel0075")
 CIRCLE = "-circlenms"  # at the end of a name: circle NMS instead of rotated NMS
-# The rows of the tables below are for mmdetection3d, det3d and OpenPCDet; None: there is none.
-_Row = tuple[str | None, str | None, str | None]
 _VOXELS = "DATA_CONFIG.DATA_PROCESSOR.transform_points_to_voxels"
-# The sections of a file; the first place of a section that exists counts.
-_SECTIONS: dict[str, _Row] = {
-    "data": (None, None, "DATA_CONFIG"),
+# The sections of the files of mmdetection3d, det3d and OpenPCDet. The first place of a section that
+# exists counts.
+_SECTIONS: dict[str, tuple[str, str, str]] = {
+    "-": ("", "", ""),
+    "data": ("", "", "DATA_CONFIG"),
+    "shuffle": ("", "", "DATA_CONFIG.DATA_PROCESSOR.shuffle_points.SHUFFLE_ENABLED"),
     "voxels": (
         "model.pts_voxel_layer model.data_preprocessor.voxel_layer",
         "voxel_generator",
         f"{_VOXELS} {_VOXELS}_placeholder",
     ),
     "encoder": ("model.pts_voxel_encoder", "model.reader", "MODEL.VFE"),
-    "backbone": ("model.pts_backbone", None, "MODEL.BACKBONE_2D"),
-    "neck": ("model.pts_neck", "model.neck", None),
+    "backbone": ("model.pts_backbone", "", "MODEL.BACKBONE_2D"),
+    "neck": ("model.pts_neck", "model.neck", ""),
     "head": ("model.pts_bbox_head", "model.bbox_head", "MODEL.DENSE_HEAD"),
+    "coder": ("model.pts_bbox_head.bbox_coder", "", ""),
+    "targets": ("", "", "MODEL.DENSE_HEAD.TARGET_ASSIGNER_CONFIG"),
     "test": ("model.test_cfg.pts test_cfg.pts", "test_cfg", "MODEL.DENSE_HEAD.POST_PROCESSING"),
-    "train": (
-        "model.train_cfg.pts train_cfg.pts",
-        None,
-        "MODEL.DENSE_HEAD.LOSS_CONFIG.LOSS_WEIGHTS",
-    ),
+    "nms": ("", "test_cfg.nms", "MODEL.DENSE_HEAD.POST_PROCESSING.NMS_CONFIG"),
+    "train": ("model.train_cfg.pts train_cfg.pts", "", "MODEL.DENSE_HEAD.LOSS_CONFIG.LOSS_WEIGHTS"),
 }
-# Where the files hold what a Config does: a section and the path in it.
-_PATHS: dict[str, _Row] = {
-    "voxel_size": ("voxels.voxel_size", "voxels.voxel_size", "voxels.VOXEL_SIZE"),
-    "point_range": ("voxels.point_cloud_range", "voxels.range", "data.POINT_CLOUD_RANGE"),
-    "max_points": (
-        "voxels.max_num_points",
-        "voxels.max_points_in_voxel",
-        "voxels.MAX_POINTS_PER_VOXEL",
-    ),
-    "max_cells": ("voxels.max_voxels", "voxels.max_voxel_num", "voxels.MAX_NUMBER_OF_VOXELS"),
-    "encoder": ("encoder.type", "encoder.type", "encoder.NAME"),
-    "pillar_widths": ("encoder.feat_channels", "encoder.num_filters", "encoder.NUM_FILTERS"),
-    "widths": ("backbone.out_channels", "neck.ds_num_filters", "backbone.NUM_FILTERS"),
-    "layers": ("backbone.layer_nums", "neck.layer_nums", "backbone.LAYER_NUMS"),
-    "strides": ("backbone.layer_strides", "neck.ds_layer_strides", "backbone.LAYER_STRIDES"),
-    "up_widths": ("neck.out_channels", "neck.us_num_filters", "backbone.NUM_UPSAMPLE_FILTERS"),
-    "up_strides": ("neck.upsample_strides", "neck.us_layer_strides", "backbone.UPSAMPLE_STRIDES"),
-    "shared": ("head.share_conv_channel", "head.share_conv_channel", "head.SHARED_CONV_CHANNEL"),
-    "branch": ("head.separate_head.head_conv", None, "head.SHARED_CONV_CHANNEL"),
-    "tasks": ("head.tasks", "head.tasks", "head.CLASS_NAMES_EACH_HEAD"),
-    "branches": ("head.common_heads", "head.common_heads", "head.SEPARATE_HEAD_CFG.HEAD_DICT"),
-    "threshold": ("head.bbox_coder.score_threshold", "test.score_threshold", "test.SCORE_THRESH"),
-    "candidates": (
-        "head.bbox_coder.max_num",
-        "test.nms.nms_pre_max_size",
-        "test.MAX_OBJ_PER_SAMPLE",
-    ),
-    "centre_range": (
-        "head.bbox_coder.post_center_range",
-        "test.post_center_limit_range",
-        "test.POST_CENTER_LIMIT_RANGE",
-    ),
-    "nms": ("test.nms_type", "test.circular_nms", "test.NMS_CONFIG.NMS_TYPE"),
-    "overlap": ("test.nms_thr", "test.nms.nms_iou_threshold", "test.NMS_CONFIG.NMS_THRESH"),
-    "radii": ("test.min_radius", "test.min_radius", None),
-    "max_boxes": (
-        "test.post_max_size",
-        "test.nms.nms_post_max_size",
-        "test.NMS_CONFIG.NMS_POST_MAXSIZE",
-    ),
-    "weights": ("train.code_weights", "head.code_weights", "train.code_weights"),
-    "box_weight": ("head.loss_bbox.loss_weight", "head.weight", "train.loc_weight"),
-    "shuffled": (None, None, "data.DATA_PROCESSOR.shuffle_points.SHUFFLE_ENABLED.test"),
-    # candidates that NMS looks at: fewer than those of the Config would be another selection
-    "nms_limit": (
-        "test.pre_max_size",
-        "test.nms.nms_pre_max_size",
-        "test.NMS_CONFIG.NMS_PRE_MAXSIZE",
-    ),
-}
-# What a file says a second time, and decodes boxes by: it must agree with the Config
-_REPEATED: dict[str, _Row] = {
-    "voxel_size": ("head.bbox_coder.voxel_size", "test.voxel_size", None),
-    "point_range": ("head.bbox_coder.pc_range", "test.pc_range", None),
-    "stride": (
-        "head.bbox_coder.out_size_factor",
-        "test.out_size_factor",
-        "head.TARGET_ASSIGNER_CONFIG.FEATURE_MAP_STRIDE",
-    ),
-}
+# Where the files of the three hold a setting: a section and the path in it; a dash for nowhere. The
+# names with a 2 are what a file says a second time and decodes boxes by.
+_PATHS = """
+voxel_size   voxels.voxel_size            voxels.voxel_size            voxels.VOXEL_SIZE
+point_range  voxels.point_cloud_range     voxels.range                 data.POINT_CLOUD_RANGE
+max_points   voxels.max_num_points        voxels.max_points_in_voxel   voxels.MAX_POINTS_PER_VOXEL
+max_cells    voxels.max_voxels            voxels.max_voxel_num         voxels.MAX_NUMBER_OF_VOXELS
+encoder      encoder.type                 encoder.type                 encoder.NAME
+pillars      encoder.feat_channels        encoder.num_filters          encoder.NUM_FILTERS
+widths       backbone.out_channels        neck.ds_num_filters          backbone.NUM_FILTERS
+layers       backbone.layer_nums          neck.layer_nums              backbone.LAYER_NUMS
+strides      backbone.layer_strides       neck.ds_layer_strides        backbone.LAYER_STRIDES
+up_widths    neck.out_channels            neck.us_num_filters          backbone.NUM_UPSAMPLE_FILTERS
+up_strides   neck.upsample_strides        neck.us_layer_strides        backbone.UPSAMPLE_STRIDES
+shared       head.share_conv_channel      head.share_conv_channel      head.SHARED_CONV_CHANNEL
+branch       head.separate_head.head_conv -                            head.SHARED_CONV_CHANNEL
+tasks        head.tasks                   head.tasks                   head.CLASS_NAMES_EACH_HEAD
+branches     head.common_heads            head.common_heads  head.SEPARATE_HEAD_CFG.HEAD_DICT
+threshold    coder.score_threshold        test.score_threshold         test.SCORE_THRESH
+candidates   coder.max_num                nms.nms_pre_max_size         test.MAX_OBJ_PER_SAMPLE
+centre_range coder.post_center_range      test.post_center_limit_range test.POST_CENTER_LIMIT_RANGE
+nms          test.nms_type                test.circular_nms            nms.NMS_TYPE
+nms_limit    test.pre_max_size            nms.nms_pre_max_size         nms.NMS_PRE_MAXSIZE
+overlap      test.nms_thr                 nms.nms_iou_threshold        nms.NMS_THRESH
+radii        test.min_radius              test.min_radius              -
+max_boxes    test.post_max_size           nms.nms_post_max_size        nms.NMS_POST_MAXSIZE
+weights      train.code_weights           head.code_weights            train.code_weights
+box_weight   head.loss_bbox.loss_weight   head.weight                  train.loc_weight
+shuffled     -                            -                            shuffle.test
+voxel_size2  coder.voxel_size             test.voxel_size              -
+point_range2 coder.pc_range               test.pc_range                -
+stride2      coder.out_size_factor        test.out_size_factor         targets.FEATURE_MAP_STRIDE
+"""
+_BY_NAME = {name: row for name, *row in map(str.split, _PATHS.strip().splitlines())}
 _ABSENT = object()
 _CIRCLE_NMS = ("circle", "circle_nms", True)
 _PILLAR_ENCODERS = ("PillarFeatureNet", "DynPillarVFE", "DynamicPillarVFE")
@@ -125,6 +111,92 @@ _UNSUPPORTED: dict[Framework, tuple[tuple[str, Any, str], ...]] = {
 }
 
 
+def choose_config(
+    config: Config | str | Path | None, framework: Framework, path: Path, about: Mapping[str, Any]
+) -> tuple[Config, str]:
+    """Return the configuration of the checkpoint ``path``, and where it is from.
+
+    config: as given to ``load``. about: the meta data of the checkpoint.
+    """
+    if config is None:
+        return _stored_config(framework, path, about) or _config_beside(path, framework)
+    if isinstance(config, Config):
+        chosen = config, "as given"
+    elif Path(config).suffix in SUFFIXES:
+        chosen = config_of(read_settings(Path(config)), framework), str(config)
+    else:
+        chosen = named_config(str(config), framework), f"the name {config}, as given"
+    try:
+        stored = _stored_config(framework, path, about)
+    except BoxcovError:  # a file whose own configuration cannot be read needs one that is given
+        return chosen
+    if stored is not None:
+        _warn_if_other(chosen[0], *stored)
+    return chosen
+
+
+def _stored_config(
+    framework: Framework, path: Path, about: Mapping[str, Any]
+) -> tuple[Config, str] | None:
+    """Return the configuration in the meta data of a checkpoint, and where it is from."""
+    for key in ("config", "cfg"):
+        if isinstance(text := about.get(key), str) and "\n" in text:
+            source = f"{key} in the meta data of {path}"
+            return config_of(parse_settings(text, source), framework), source
+    return None
+
+
+def _warn_if_other(config: Config, stored: Config, source: str) -> None:
+    """Warn if the configuration that was given contradicts the one stored with the weights."""
+    names = ("voxel_size", "point_range", "tasks")
+    pairs = [(name, getattr(config, name), getattr(stored, name)) for name in names]
+    other = [f"{name} {own}, not {theirs}" for name, own, theirs in pairs if own != theirs]
+    if other:
+        warn(
+            f"the configuration that was given has {'; '.join(other)} as in {source}, which the "
+            "weights were trained with: boxes will be wrong. Without config= or --config that one "
+            "is taken",
+            BoxcovWarning,
+            stacklevel=2,
+        )
+
+
+def _config_beside(path: Path, framework: Framework) -> tuple[Config, str]:
+    """Return the configuration in a file beside the checkpoint; raise if there is not just one."""
+    files = [file for suffix in SUFFIXES if (file := path.with_suffix(suffix)).is_file()]
+    if not files:
+        # OpenPCDet keeps checkpoints in a folder ckpt/ beside the configuration
+        folders = [path.parent, *([path.parent.parent] if path.parent.name == "ckpt" else [])]
+        found = (file for folder in folders for file in sorted(folder.iterdir()))
+        files = [file for file in found if file.suffix in SUFFIXES and _is_config(file, framework)]
+    if len(files) == 1:
+        return config_of(read_settings(files[0]), framework), str(files[0])
+    reason = (
+        f"there are several configurations beside it ({join_names(file.name for file in files)})"
+        if files
+        else "there is none in it or beside it"
+    )
+    raise BoxcovError(
+        f"{path}: the weights do not tell the grid of the network (voxel size and range), and "
+        f"{reason}: give its configuration as config=, on the command line --config: "
+        f"{', '.join(NAMES)}, or a configuration file of the framework (.py or .yaml)"
+    )
+
+
+def _is_config(file: Path, framework: Framework) -> bool:
+    """Return whether a file may be the configuration: one that is not understood must be asked."""
+    try:
+        settings = read_settings(file)
+    except BoxcovError:
+        try:
+            with open_bytes(file) as content:
+                return b"CenterHead" in content.read(1 << 20)
+        except OSError:  # a pipe, or a link to nothing
+            return False
+    found = framework_of(settings)
+    return found == framework or (found is None and bool(settings.missing_bases))
+
+
 def named_config(name: str, framework: Framework) -> Config:
     """Return the published nuScenes network ``name`` of a framework.
 
@@ -136,14 +208,12 @@ def named_config(name: str, framework: Framework) -> Config:
             f"no configuration {name!r}: give {', '.join(NAMES)} (with {CIRCLE} for circle NMS), "
             "or the path of a configuration file of the framework (.py or .yaml)"
         )
-    sizes = {"voxel01": 0.1, "voxel0075": 0.075}
-    config = (
-        Config.pillar(framework) if plain == "pillar02" else Config.voxel(sizes[plain], framework)
-    )
-    config = replace(config, sweeps=10)
-    if plain == name:
-        return config
-    return replace(config, reporting=replace(config.reporting, nms="circle"))
+    if plain == "pillar02":
+        config = Config.pillar(framework)
+    else:
+        config = Config.voxel(0.1 if plain == "voxel01" else 0.075, framework)
+    rules = config.reporting if plain == name else replace(config.reporting, nms="circle")
+    return replace(config, reporting=rules, sweeps=10)
 
 
 def framework_of(settings: Settings) -> Framework | None:
@@ -169,28 +239,28 @@ def config_of(settings: Settings, framework: Framework) -> Config:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Settings by the names of ``_PATHS``."""
+    """Settings by the names in ``_PATHS``."""
 
     settings: Settings
     framework: Framework
 
     def get(self, path: str, default: Any = None) -> Any:
-        """Return a setting; path: a name of ``_PATHS``, or a section and the path in it."""
-        return self.settings.get(*self._places(path), default=default)
+        """Return a setting; path: a name in ``_PATHS``, or a section and the path in it."""
+        places = self.places(path)
+        if not places:
+            raise BoxcovError(f"{self.settings.source}: files of {self.framework} have no {path}")
+        return self.settings.get(*places, default=default)
 
     def optional(self, path: str) -> Any:
         """Return a setting; None if the file does not have it, or only running it would tell."""
-        found = (self.settings.at(place) for place in self._places(path))
+        found = (self.settings.at(place) for place in self.places(path))
         return next((value for value in found if value is not None and value is not UNKNOWN), None)
 
-    def column(self, row: _Row) -> str:
-        """Return the entry of a table's row for the framework; "" if it has none."""
-        return row[FRAMEWORKS.index(self.framework)] or ""
-
-    def _places(self, path: str) -> list[str]:
-        path = self.column(_PATHS[path]) if path in _PATHS else path
-        section, _, rest = path.partition(".")
-        return [f"{start}.{rest}" for start in self.column(_SECTIONS[section]).split()]
+    def places(self, path: str) -> list[str]:
+        """Return where the framework's files may hold a setting; path: as in ``get``."""
+        column = FRAMEWORKS.index(self.framework)
+        section, _, rest = (_BY_NAME[path][column] if path in _BY_NAME else path).partition(".")
+        return [f"{start}.{rest}" for start in _SECTIONS[section][column].split()]
 
     def fields(self, of: Any, *names: str) -> dict[str, Any]:
         """Return the settings ``names``, by default those of ``of``, with tuples for lists."""
@@ -254,21 +324,20 @@ def _sweeps(reader: _Reader) -> int | None:
 
 def _check_repeated(reader: _Reader, config: Config) -> None:
     """Raise if a file contradicts itself: boxcov would decode other boxes than the framework."""
-    for name, row in _REPEATED.items():
-        own, path = getattr(config, name), reader.column(row)
-        again = reader.optional(path) if path else None
+    for name in ("voxel_size", "point_range", "stride"):
+        own, again = getattr(config, name), reader.optional(f"{name}2")
         expected = list(own[: len(again)]) if isinstance(again, list) else own
         if again is not None and again != expected:
             raise BoxcovError(
-                f"{reader.settings.source}: {path} is {again}, but {name} is {expected}: the file "
-                "contradicts itself"
+                f"{reader.settings.source}: {reader.places(f'{name}2')[0]} is {again}, but {name} "
+                f"is {expected}: the file contradicts itself"
             )
     limit = reader.optional("nms_limit")
     rules = config.reporting
     if rules.nms == "rotated" and limit is not None and limit < rules.candidates:
         raise BoxcovError(
             f"{reader.settings.source}: NMS of only {limit} of the {rules.candidates} candidates "
-            f"({reader.column(_PATHS['nms_limit'])}) is not implemented"
+            f"({reader.places('nms_limit')[0]}) is not implemented"
         )
 
 
@@ -280,7 +349,7 @@ def _encoder(reader: _Reader, base: Config) -> Pillars | Voxels:
                 f"{reader.settings.source}: boxcov does not implement the pillar encoder with "
                 "legacy=True"
             )
-        encoder = replace(encoder, widths=tuple(reader.get("pillar_widths")))
+        encoder = replace(encoder, widths=tuple(reader.get("pillars")))
     elif reader.framework == "openpcdet":
         encoder = replace(encoder, shuffled=bool(reader.get("shuffled", default=False)))
     if encoder.max_points is None:

@@ -100,9 +100,8 @@ def index_table(
         cell = at[:, axis + 1].reshape(-1, 1, 1, 1) * stride[axis] - padding[axis] + tap
         cells.append(cell)
         insides.append((cell >= 0) & (cell < sites.shape[axis]))
-    wanted = cell_number(
-        at[:, 0].reshape(-1, 1, 1, 1), cells[0], cells[1], cells[2], sites.shape
-    ).flatten(1)  # (out, taps)
+    frame = at[:, 0].reshape(-1, 1, 1, 1)
+    wanted = cell_number(frame, cells[0], cells[1], cells[2], sites.shape).flatten(1)  # (out, taps)
     inside = (insides[0] & insides[1] & insides[2]).flatten(1)
     found = torch.searchsorted(known, wanted).clamp(max=count - 1)
     return torch.where(inside & (known[found] == wanted), found, count)

@@ -91,16 +91,14 @@ def voxelise_padded(
     # the first point of each cell, and behind the last cell the number of points
     start = torch.searchsorted(rank, torch.arange(1, most + 2, device=device))
     start = torch.minimum(start, n_inside)
-    counts = start.diff().clamp(max=grid.max_points)
+    counts = start.diff()
+    counts = counts if grid.max_points is None else counts.clamp(max=grid.max_points)
     stop = counts.cumsum(0)  # when the points beyond max_points are left out
     cell = torch.searchsorted(stop, place, right=True)  # (n,) ``most`` behind the last point
     skipped = F.pad(start[:-1] - stop + counts, (0, 1))
     kept = order[(place + skipped[cell]).clamp(max=len(points) - 1)]
-    own = F.pad(
-        torch.where(counts > 0, numbers[start[:-1].clamp(max=len(points) - 1)], end),
-        (0, 1),
-        value=end,
-    )
+    first = numbers[start[:-1].clamp(max=len(points) - 1)]
+    own = F.pad(torch.where(counts > 0, first, end), (0, 1), value=end)
     excess = (n_cells - most).clamp(min=0)
     if grid.max_cells is not None:
         ends = torch.arange(1, frames + 1, device=device) * prod(grid.shape)
@@ -156,13 +154,9 @@ def check_clouds(clouds: Sequence[Tensor]) -> Sequence[Tensor]:
 
 def shuffle(clouds: Sequence[Tensor]) -> list[Tensor]:
     """Return the clouds with their points in a random order, the same on every call."""
-    return [cloud[_permutation(len(cloud), cloud.device)] for cloud in clouds]
-
-
-def _permutation(count: int, device: torch.device) -> Tensor:
-    """Return a random order of ``count`` points, the same on every call."""
-    # of numpy: inside vmap torch allows no random numbers
-    return torch.from_numpy(np.random.default_rng(0).permutation(count)).to(device)
+    # numpy's random numbers: inside vmap torch allows none
+    orders = [np.random.default_rng(0).permutation(len(cloud)) for cloud in clouds]
+    return [cloud[torch.from_numpy(o).to(cloud.device)] for cloud, o in zip(clouds, orders)]
 
 
 def _within_limits(

@@ -98,14 +98,8 @@ class TorchvisionDetector(Detector):
 
     def forward(self, inputs: Sequence[Tensor] | Tensor) -> Raw:
         given = list(inputs)
-        if not given or any(
-            not isinstance(image, Tensor) or image.dim() != 3 or image.shape[0] != 3
-            for image in given
-        ):
-            shapes = [
-                tuple(image.shape) if isinstance(image, Tensor) else type(image).__name__
-                for image in given
-            ]
+        shapes = [tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in given]
+        if not given or any(len(shape) != 3 or shape[0] != 3 for shape in shapes):
             raise BoxcovError(
                 f"images must be a list of (3, h, w), or a tensor (B, 3, h, w), got {shapes}"
             )
@@ -186,7 +180,9 @@ class TorchvisionDetector(Detector):
 
         like = next(iter(raw["features"].values()))
         losses = []
-        for b, (boxes, labels) in enumerate(objects_of(targets, len(self.classes), like)):
+        for b, (boxes, labels) in enumerate(
+            objects_of(targets, self.box_fields, len(self.classes), like)
+        ):
             own = {
                 "boxes": resize_boxes(boxes, raw["original"][b], raw["sizes"][b]),
                 "labels": self.labels.to_model(labels),

@@ -9,7 +9,8 @@ from warnings import warn
 
 from boxcov.detectors.transformers.detector import QueryDetector
 from boxcov.detectors.transformers.families import FAMILIES, KNOWN, wrap
-from boxcov.errors import BoxcovError, BoxcovWarning, import_package, join_names
+from boxcov.detectors.weight_file import refuse_differences
+from boxcov.errors import BoxcovError, BoxcovWarning, import_package
 from boxcov.input_file import read_json, shorten
 
 _PROCESSOR = "preprocessor_config.json"
@@ -55,19 +56,14 @@ def load(
         raise BoxcovError(
             f"{path}: not a valid {name} folder ({type(error).__name__}: {error})"
         ) from None
-    lists = {
-        "missing": loading["missing_keys"],
-        # published files of DETR count the batches of norms that are frozen
-        "surplus": [k for k in loading["unexpected_keys"] if not k.endswith("_batches_tracked")],
-        "with another shape": [key[0] for key in loading["mismatched_keys"]],
-    }
-    if any(lists.values()):
-        text = "; ".join(
-            f"{len(keys)} {kind}: {join_names(sorted(keys))}"
-            for kind, keys in lists.items()
-            if keys
-        )
-        raise BoxcovError(f"{path}: the weights do not match config.json. {text}")
+    # published files of DETR count the batches of norms that are frozen
+    surplus = [key for key in loading["unexpected_keys"] if not key.endswith("_batches_tracked")]
+    refuse_differences(
+        f"{path}: the weights do not match config.json",
+        sorted(loading["missing_keys"]),
+        sorted(surplus),
+        sorted(key[0] for key in loading["mismatched_keys"]),
+    )
     if images and not (path / _PROCESSOR).is_file():
         warn(
             f"{path}: no {_PROCESSOR}, so images are prepared by the defaults of {name}: if the "
@@ -111,16 +107,11 @@ def _model_name(path: Path, config: Mapping[str, Any]) -> str:
 def _processor(transformers: Any, path: Path, name: str) -> Any:
     """Return the image processor, on Pillow if possible: pixels do not depend on torchvision."""
     if (path / _PROCESSOR).is_file():
-        choice = (
-            {"backend": "pil"}
-            if int(transformers.__version__.split(".")[0]) > 4
-            else {"use_fast": False}
-        )
+        version = int(transformers.__version__.split(".")[0])
+        choice = {"backend": "pil"} if version > 4 else {"use_fast": False}
         return transformers.AutoImageProcessor.from_pretrained(
             str(path), local_files_only=True, trust_remote_code=False, **choice
         )
-    family = name.removesuffix("ForObjectDetection").replace("V2", "")
-    kind = getattr(transformers, f"{family}ImageProcessorPil", None) or getattr(
-        transformers, f"{family}ImageProcessor"
-    )
+    default = f"{name.removesuffix('ForObjectDetection').replace('V2', '')}ImageProcessor"
+    kind = getattr(transformers, f"{default}Pil", None) or getattr(transformers, default)
     return kind()

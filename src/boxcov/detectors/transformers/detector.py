@@ -110,19 +110,15 @@ class QueryDetector(Detector):
 
     def configuration(self) -> dict[str, str]:
         images = "as given" if self.images is None else "by the image processor"
-        own = {"images": images, "selection": {"threshold": self.threshold}}
-        return {
-            **super().configuration(),
-            **flatten_configuration({**own, "numbers": self.labels.numbers}),
-        }
+        rules = {"threshold": self.threshold}
+        own = {"images": images, "selection": rules, "numbers": self.labels.numbers}
+        return {**super().configuration(), **flatten_configuration(own)}
 
     def forward(self, inputs: Tensor | Mapping[str, Tensor]) -> Raw:
         given = self.prepare(inputs)
         sizes = given.pop("sizes", None)
         pixels = given["pixel_values"]
-        if sizes is None:
-            sizes = torch.tensor(pixels.shape[2:], device=pixels.device).expand(len(pixels), 2)
-        return {**self.run(given), "sizes": sizes.to(pixels)}
+        return {**self.run(given), "sizes": (_sizes(pixels) if sizes is None else sizes).to(pixels)}
 
     def static_part(self) -> QueryDetector:
         """Return the network after the image processor; its inputs are those of ``prepare``."""
@@ -135,29 +131,20 @@ class QueryDetector(Detector):
                 raise BoxcovError(f"images must be (B, 3, h, w), got {tuple(inputs.shape)}")
             if self.images is None:
                 return {"pixel_values": inputs}
-            return {
-                **self.images(inputs),
-                "sizes": torch.tensor(inputs.shape[2:], device=inputs.device).expand(
-                    len(inputs), 2
-                ),
-            }
+            return {**self.images(inputs), "sizes": _sizes(inputs)}
         if self.images is not None:
             raise BoxcovError(
                 "this detector has an image processor: give it a tensor (B, 3, h, w), BGR, 0 to 255"
             )
-        if (
-            not isinstance(inputs, dict)
-            or "pixel_values" not in inputs
-            or not set(inputs) <= set(_INPUTS)
-        ):
-            got = f"a {type(inputs).__name__}: dict(...) makes a dict of it"
-            if isinstance(inputs, dict):
-                got = f"a dict of {', '.join(map(str, inputs))}"
-            raise BoxcovError(
-                f"inputs must be pixel_values (B, 3, h, w), or a dict with pixel_values and "
-                f"optionally {' and '.join(_INPUTS[1:])}, got {got}"
-            )
-        return dict(inputs)
+        if isinstance(inputs, dict) and {"pixel_values"} <= set(inputs) <= set(_INPUTS):
+            return dict(inputs)
+        got = f"a {type(inputs).__name__}: dict(...) makes a dict of it"
+        if isinstance(inputs, dict):
+            got = f"a dict of {', '.join(map(str, inputs))}"
+        raise BoxcovError(
+            f"inputs must be pixel_values (B, 3, h, w), or a dict with pixel_values and "
+            f"optionally {' and '.join(_INPUTS[1:])}, got {got}"
+        )
 
     def select(self, raw: Raw) -> Selection:
         return _at(*self._candidates(raw))
@@ -218,9 +205,8 @@ class QueryDetector(Detector):
             boxes = in_pixels(self.box_head(hidden, raw, frame, query), raw["sizes"][frame])
             if not with_logit:
                 return boxes
-            logits = self.score_logit(
-                self.class_head(hidden), self.labels.to_model(selection.labels)
-            )
+            number = self.labels.to_model(selection.labels)
+            logits = self.score_logit(self.class_head(hidden), number)
             return torch.cat([boxes, logits.unsqueeze(1)], 1)
 
         return [(torch.arange(len(selection), device=frame.device), run)]
@@ -228,7 +214,9 @@ class QueryDetector(Detector):
     def loss(self, raw: Raw, targets: Sequence[Mapping[str, Any]]) -> Tensor:
         """Return the model's own loss (B,), each image as a batch of one."""
         sizes, losses = raw["sizes"], []
-        for b, (boxes, labels) in enumerate(objects_of(targets, len(self.classes), sizes)):
+        for b, (boxes, labels) in enumerate(
+            objects_of(targets, self.box_fields, len(self.classes), sizes)
+        ):
             own = {
                 "class_labels": self.labels.to_model(labels),
                 "boxes": centres(boxes / sizes[b].flip(0).repeat(2)),
@@ -247,6 +235,11 @@ def _at(candidates: Selection, index: Tensor) -> Selection:
     """Return some of the candidates, by their numbers or a mask."""
     frame, query = (t[index] for t in candidates.where)
     return Selection(frame, candidates.scores[index], candidates.labels[index], (frame, query))
+
+
+def _sizes(images: Tensor) -> Tensor:
+    """Return height and width (B, 2) of images (B, 3, h, w)."""
+    return torch.tensor(images.shape[2:], device=images.device).expand(len(images), 2)
 
 
 def of_image(raw: Raw, b: int) -> Raw:

@@ -69,15 +69,10 @@ class _Softmax(QueryDetector):
         }
 
     def image_loss(self, raw: Raw, target: list[dict[str, Tensor]], device: torch.device) -> Tensor:
-        layers = raw.get("layers")  # of each decoder layer, if auxiliary losses are on
-        others = (
-            ()
-            if layers is None
-            else (self.class_head(layers), self.model.bbox_predictor(layers).sigmoid())
-        )
-        return self.model.loss_function(
-            raw["logits"], target, device, raw["boxes"], self.model.config, *others
-        )[0]
+        arguments = [raw["logits"], target, device, raw["boxes"], self.model.config]
+        if (layers := raw.get("layers")) is not None:  # of each decoder layer: auxiliary losses
+            arguments += [self.class_head(layers), self.model.bbox_predictor(layers).sigmoid()]
+        return self.model.loss_function(*arguments)[0]
 
 
 class Detr(_Softmax):
@@ -93,10 +88,10 @@ class Detr(_Softmax):
         out = self.model.model(
             given["pixel_values"], pixel_mask=given.get("pixel_mask"), return_dict=True
         )
-        layers = (
-            {"layers": out.intermediate_hidden_states} if self.model.config.auxiliary_loss else {}
-        )
-        return {**self.heads(out.last_hidden_state), **layers}
+        raw = self.heads(out.last_hidden_state)
+        if self.model.config.auxiliary_loss:
+            raw["layers"] = out.intermediate_hidden_states
+        return raw
 
     def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
         inner = self.model.model
@@ -172,32 +167,18 @@ class RTDetr(QueryDetector):
         return logits.gather(1, number.unsqueeze(1))[:, 0]
 
     def image_loss(self, raw: Raw, target: list[dict[str, Tensor]], device: torch.device) -> Tensor:
-        return self.model.loss_function(
-            raw["logits"],
-            target,
-            device,
-            raw["boxes"],
-            self.model.config,
-            raw["all_logits"],
-            raw["all_boxes"],
-            enc_topk_logits=raw["encoder_logits"],
-            enc_topk_bboxes=raw["encoder_boxes"],
-        )[0]
+        last = (raw["logits"], target, device, raw["boxes"], self.model.config)
+        first = {"enc_topk_logits": raw["encoder_logits"], "enc_topk_bboxes": raw["encoder_boxes"]}
+        return self.model.loss_function(*last, raw["all_logits"], raw["all_boxes"], **first)[0]
 
     def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
         inner, decoder = self.model.model, self.model.model.decoder
-        earlier = (*decoder.class_embed[:-1], *decoder.bbox_embed[:-1])
+        later = (decoder.layers, decoder.query_pos_head)
+        later += (*decoder.class_embed[:-1], *decoder.bbox_embed[:-1])
         first = (inner.enc_output, inner.enc_score_head, inner.enc_bbox_head)
         return {
             "head": (decoder.class_embed[-1], decoder.bbox_embed[-1]),
-            "neck": (
-                decoder.layers,
-                decoder.query_pos_head,
-                *earlier,
-                *first,
-                inner.decoder_input_proj,
-                inner.encoder,
-            ),
+            "neck": (*later, *first, inner.decoder_input_proj, inner.encoder),
             "backbone": (inner.encoder_input_proj, inner.backbone),
         }
 
@@ -223,9 +204,8 @@ class _IgnoreDetach(TorchFunctionMode):
 
     def part(self, whole: Tensor, layer: int) -> Tensor:
         """Return the part of one layer in a tensor stacked along the second dimension."""
-        return next(
-            (parts[layer] for stack, parts in self._stacked if stack is whole), whole[:, layer]
-        )
+        parts = (parts[layer] for stack, parts in self._stacked if stack is whole)
+        return next(parts, whole[:, layer])
 
 
 FAMILIES: dict[str, type[QueryDetector]] = {

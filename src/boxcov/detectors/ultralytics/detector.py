@@ -194,7 +194,7 @@ class Yolo(Detector):
         """Return Ultralytics' own loss (B,), each image as a batch of one."""
         from ultralytics.utils.loss import v8DetectionLoss
 
-        objects = objects_of(targets, len(self.classes), raw["found"])
+        objects = objects_of(targets, self.box_fields, len(self.classes), raw["found"])
         criterion = v8DetectionLoss(_LossModel(self.model))
         height, width = (n * float(self.head.stride[0]) for n in raw["features"][0].shape[2:])
         size = torch.tensor([width, height, width, height], device=raw["found"].device)

@@ -126,9 +126,8 @@ def _config(state: State, classes: Sequence[str] | None, path: Path) -> Config:
             f"and found {join_names(state, 4)}. "
             "YOLOX-Darknet53 and networks before version 0.1 are not supported"
         )
-    bottlenecks = {
-        match[1] for name in state if (match := re.match(r"backbone\.C3_p4\.m\.(\d+)\.", name))
-    }
+    found = (re.match(r"backbone\.C3_p4\.m\.(\d+)\.", name) for name in state)
+    bottlenecks = {match[1] for match in found if match}
     count, depth = len(named), max(len(bottlenecks), 1)
     # a YOLOX has 12 bottlenecks of two convolutions per step of depth
     if count > MAX_CLASSES or 24 * depth > len(state):

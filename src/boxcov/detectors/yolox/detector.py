@@ -149,9 +149,8 @@ class YOLOX(Detector):
         values, grid = raw["values"], grid_of(raw["features"])
         assigned = [target for target in targets if isinstance(target, CellTargets)]
         if len(assigned) != len(values):
-            assigned = encode(
-                [target for target in targets if isinstance(target, dict)], values, grid
-            )
+            plain = [target for target in targets if isinstance(target, dict)]
+            assigned = encode(plain, values, grid)
         return frame_losses(values, assigned, grid)
 
     def sample_targets(self, raw: Raw, generator: torch.Generator) -> list[CellTargets]:
@@ -167,7 +166,5 @@ class YOLOX(Detector):
         uniform = empty.uniform_(generator=generator) - 0.5
         noise = -uniform.sign() * torch.log1p(-2 * uniform.abs().clamp(max=0.4999999))
         boxes = centred_boxes(values[:, :, :4] + noise, grid)
-        cells = [image[:, 0].nonzero()[:, 0] for image in drawn]
-        return [
-            CellTargets(cell, boxes[b, cell], drawn[b, cell, 1:]) for b, cell in enumerate(cells)
-        ]
+        cells = enumerate(image[:, 0].nonzero()[:, 0] for image in drawn)
+        return [CellTargets(cell, boxes[b, cell], drawn[b, cell, 1:]) for b, cell in cells]

@@ -22,9 +22,8 @@ class BaseConv(nn.Module):
         norm: bool = True,
     ) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(
-            n_in, n_out, kernel, stride, kernel // 2, groups=groups, bias=not norm
-        )
+        padding = kernel // 2
+        self.conv = nn.Conv2d(n_in, n_out, kernel, stride, padding, groups=groups, bias=not norm)
         self.bn = nn.BatchNorm2d(n_out, eps=1e-3, momentum=0.03) if norm else nn.Identity()
         self.act = nn.SiLU()
 
@@ -94,9 +93,8 @@ class SPPBottleneck(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv1(x)
-        return self.conv2(
-            torch.cat([x, *(F.max_pool2d(x, k, stride=1, padding=k // 2) for k in (5, 9, 13))], 1)
-        )
+        maxima = [F.max_pool2d(x, k, stride=1, padding=k // 2) for k in (5, 9, 13)]
+        return self.conv2(torch.cat([x, *maxima], 1))
 
 
 class Focus(nn.Module):

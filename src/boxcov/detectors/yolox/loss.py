@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from boxcov.box_layout import IMAGE
 from boxcov.detectors.boxes import centres, corners, iou
 from boxcov.detectors.objects import objects_of
 from boxcov.detectors.yolox.decode import Grid, centred_boxes
@@ -52,9 +53,8 @@ def _loss(values: Tensor, target: CellTargets, grid: Grid) -> Tensor:
 def _encoded(boxes: Tensor, grid: Grid) -> Tensor:
     """Return the head's values (p, 4) for boxes (p, 4), centre and size, at given cells."""
     stride = grid.stride.unsqueeze(1)
-    return torch.cat(
-        [(boxes[:, :2] - grid.corner) / stride, (boxes[:, 2:] / stride + 1e-8).log()], 1
-    )
+    offset, size = (boxes[:, :2] - grid.corner) / stride, boxes[:, 2:] / stride
+    return torch.cat([offset, (size + 1e-8).log()], 1)
 
 
 # from boxes to targets
@@ -62,7 +62,7 @@ def _encoded(boxes: Tensor, grid: Grid) -> Tensor:
 
 def encode(targets: Sequence[dict[str, Tensor]], values: Tensor, grid: Grid) -> list[CellTargets]:
     """Assign the objects of each image to cells, given the head's values (B, N, 5 + classes)."""
-    objects = objects_of(targets, values.shape[2] - 5, values)
+    objects = objects_of(targets, IMAGE, values.shape[2] - 5, values)
     with torch.no_grad():
         predicted = centred_boxes(values, grid)
         return [
@@ -89,11 +89,8 @@ def assign(
     if not len(cells):
         return CellTargets(cells, boxes.new_zeros(0, 4), boxes.new_zeros(0, classes))
     overlap = iou(corners(boxes)[:, None], corners(predicted[cells]))  # (n, A)
-    cost = (
-        _class_cost(values[cells], labels)
-        - _OVERLAP_WEIGHT * (overlap + 1e-8).log()
-        + _FAR_COST * ~near[:, cells]
-    )
+    cost = _class_cost(values[cells], labels) - _OVERLAP_WEIGHT * (overlap + 1e-8).log()
+    cost = cost + _FAR_COST * ~near[:, cells]
     assigned = _cheapest_cells(cost, overlap)
     positive = assigned.any(0).nonzero()[:, 0]
     owners, costs = assigned[:, positive], cost[:, positive]

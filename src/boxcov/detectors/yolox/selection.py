@@ -10,7 +10,7 @@ from torch import Tensor
 
 from boxcov.detector import Candidates, Selection
 from boxcov.detectors.boxes import corners, iou
-from boxcov.detectors.centerpoint.nms import Pairs, greedy_nms, removed_by, suppressing_pairs
+from boxcov.detectors.nms import Pairs, greedy_nms, removed_by, suppressing_pairs
 from boxcov.detectors.pyramid import CellIndex, ScoredBoxes, static_selection
 from boxcov.detectors.yolox.config import Config
 from boxcov.detectors.yolox.decode import Grid, centred_boxes
@@ -105,10 +105,7 @@ def scores_and_labels(values: Tensor) -> tuple[Tensor, Tensor]:
 def _selection(scores: Tensor, labels: Tensor, grid: Grid, cells: list[Tensor]) -> Selection:
     """Return the selection of the given cells of each image."""
     cell = torch.cat(cells) if cells else labels.new_zeros(0)
-    counts = torch.tensor(
-        [len(of_image) for of_image in cells], dtype=torch.long, device=cell.device
-    )
+    counts = torch.tensor([len(own) for own in cells], dtype=torch.long, device=cell.device)
     frame = torch.arange(len(cells), device=cell.device).repeat_interleave(counts)
-    return Selection(
-        frame, scores[frame, cell], labels[frame, cell], CellIndex(frame, cell, grid.level[cell])
-    )
+    where = CellIndex(frame, cell, grid.level[cell])
+    return Selection(frame, scores[frame, cell], labels[frame, cell], where)

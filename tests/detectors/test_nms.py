@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from boxcov.detectors.boxes import rotated_intersection
-from boxcov.detectors.centerpoint.nms import (
+from boxcov.detectors.nms import (
     circle_pairs,
     greedy_nms,
     rotated_iou,

@@ -30,7 +30,7 @@ def rotated_pairs(boxes: Tensor, valid: Tensor, overlap: float, most: int | None
         chunks = zip(first.split(_PAIRS), second.split(_PAIRS))
         return torch.cat([rotated_iou(flat[a], flat[b]) > overlap for a, b in chunks])
 
-    return suppressing_pairs(valid, lambda rows: near_boxes(boxes, boxes[:, rows]), is_over, most)
+    return suppressing_pairs(valid, lambda rows: near_boxes(boxes[:, rows], boxes), is_over, most)
 
 
 def circle_pairs(centres: Tensor, valid: Tensor, bound: Tensor, most: int | None = None) -> Pairs:
@@ -39,7 +39,7 @@ def circle_pairs(centres: Tensor, valid: Tensor, bound: Tensor, most: int | None
     The original frameworks call this bound a radius. most: as in ``suppressing_pairs``.
     """
     return suppressing_pairs(
-        valid, lambda rows: near_centres(centres, bound, centres[:, rows]), most=most
+        valid, lambda rows: near_centres(centres[:, rows], centres, bound), most=most
     )
 
 
@@ -83,23 +83,15 @@ def suppressing_pairs(
     return found[0] if len(found) == 1 else (torch.cat(firsts), torch.cat(seconds))
 
 
-def near_boxes(boxes: Tensor, rows: Tensor | None = None) -> Tensor:
-    """Return which boxes (G, K, 5) can overlap (G, K, K): their circumscribed circles meet.
-
-    rows: (G, R, 5), a part of the boxes; the result is (G, R, K).
-    """
-    rows = boxes if rows is None else rows
-    reach: Tensor = boxes[:, :, 2:4].norm(dim=2) / 2
-    own = reach if rows is boxes else rows[:, :, 2:4].norm(dim=2) / 2
+def near_boxes(rows: Tensor, boxes: Tensor) -> Tensor:
+    """Return which boxes (G, R, 5) and (G, K, 5) can overlap: their circumscribed circles meet."""
+    own, reach = (each[:, :, 2:4].norm(dim=2) / 2 for each in (rows, boxes))
     return _squared_distances(rows, boxes) <= (own.unsqueeze(2) + reach.unsqueeze(1)).square()
 
 
-def near_centres(centres: Tensor, bound: Tensor, rows: Tensor | None = None) -> Tensor:
-    """Return which centres (G, K, 2) have a squared distance within ``bound`` (G,): (G, K, K).
-
-    rows: (G, R, 2), a part of the centres; the result is (G, R, K).
-    """
-    return _squared_distances(centres if rows is None else rows, centres) <= bound.reshape(-1, 1, 1)
+def near_centres(rows: Tensor, centres: Tensor, bound: Tensor) -> Tensor:
+    """Return which centres (G, R, 2) and (G, K, 2) are near: squared distance <= bound (G,)."""
+    return _squared_distances(rows, centres) <= bound.reshape(-1, 1, 1)
 
 
 def _squared_distances(rows: Tensor, boxes: Tensor) -> Tensor:
@@ -148,7 +140,5 @@ def removed_by(pairs: Pairs, reported: Tensor, n: int) -> Tensor:
     row[reported] = torch.arange(len(reported), device=reported.device)
     is_reported = row[first] >= 0
     # boxes of a group are sorted, so the lowest index has the highest score
-    best = torch.full_like(row[:-1], n).scatter_reduce(
-        0, second[is_reported], first[is_reported], "amin"
-    )
-    return row[best]
+    first, second = first[is_reported], second[is_reported]
+    return row[torch.full_like(row[:-1], n).scatter_reduce(0, second, first, "amin")]
