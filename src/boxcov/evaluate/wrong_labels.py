@@ -50,7 +50,8 @@ def disagreement(found: Detections, truth: GroundTruth) -> Differences:
 
     Each way to be wrong has a likelihood ratio: how likely the boxes and the label's size are if
     the label is wrong in this way, over how likely they are if it is right. The odds of a wrong
-    label are ``SHARE`` times the sum of the ratios; ``kind`` is the way with the highest one.
+    label are ``SHARE`` times the sum of the ratios, of which those of height, heading and "no box"
+    count a tenth (``RARE``); ``kind`` is the way with the highest ratio.
 
     - "place", "size", "heading": the error of the label's box is any error within 2 m, of half the
       size, or of any angle, against the error model's Student-t distribution. For the size, times
@@ -67,11 +68,12 @@ def disagreement(found: Detections, truth: GroundTruth) -> Differences:
         )
     arrays, pairs = found.numpy(), pair_labels(found, truth)
     no_object = arrays["no_object"].astype(float)
-    kinds, ratios = zip(*_label_ratios(found, truth, pairs))
-    kind = np.array(kinds)[np.stack(ratios).argmax(0)]
+    kinds, frequency, ratios = map(np.array, zip(*_label_ratios(found, truth, pairs)))
+    kind = kinds[ratios.argmax(0)]
     box = np.where((kind == "class") | (pairs.own < 0), pairs.other, pairs.own)
     alone, numbers = pairs.alone, np.arange(len(truth.labels))
-    total = np.concatenate([np.logaddexp.reduce(ratios), -_log_odds(no_object[alone])])
+    of_labels = np.logaddexp.reduce(ratios + np.log(frequency)[:, None])
+    total = np.concatenate([of_labels, -_log_odds(no_object[alone])])
     return Differences(
         frame=np.concatenate([truth.frame, arrays["frame"][alone]]),
         box=np.concatenate([box, alone]),
@@ -83,8 +85,11 @@ def disagreement(found: Detections, truth: GroundTruth) -> Differences:
 
 def _label_ratios(
     found: Detections, truth: GroundTruth, pairs: LabelPairs
-) -> list[tuple[str, Array]]:
-    """Return each way to be wrong with its log likelihood ratios (n,), -inf where there is none."""
+) -> list[tuple[str, float, Array]]:
+    """Return each way to be wrong: kind, relative frequency, and log likelihood ratios (n,).
+
+    They are -inf where a label cannot be wrong in this way.
+    """
     fields, has_box, has_other = found.fields, pairs.own >= 0, pairs.other >= 0
     no_object = np.append(found.numpy()["no_object"].astype(float), 1.0)  # 1 without a box
     missed = np.log(miss_probability(fields, truth, np.flatnonzero(~has_box)))
@@ -96,8 +101,8 @@ def _label_ratios(
     swapped -= log(max(len(found.classes) - 1, 1))  # the label might have any of these
     swapped -= _log_odds(no_object[pairs.other])
     swapped += np.where(has_box, _log_odds(no_object[pairs.own]), -missed)
-    ways = [("class", np.where(has_other, swapped, -np.inf))]
-    ways.append(("no box", np.where(has_box, -np.inf, log(RARE) - missed)))
+    ways = [("class", 1.0, np.where(has_other, swapped, -np.inf))]
+    ways.append(("no box", RARE, np.where(has_box, -np.inf, -missed)))
     label = np.full(len(found), -1)
     label[pairs.own[has_box]] = np.flatnonzero(has_box)
     records = match_detections(found, truth, threshold=-1.0, pair=label)[pairs.own[has_box]]
@@ -106,7 +111,7 @@ def _label_ratios(
         if present:
             ratio = any_size.copy() if kind == "size" else np.where(has_box, 0.0, -np.inf)
             ratio[has_box] += _error_ratio(records, present, no_object[pairs.own[has_box]])
-            ways.append((kind, log(frequency) + ratio))
+            ways.append((kind, frequency, ratio))
     return ways
 
 
