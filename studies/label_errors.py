@@ -82,7 +82,7 @@ def main() -> None:
         found[seed] = precisions(*load(path))
         print(seed, found[seed], flush=True)
     if args.set == "test" and not args.quick:
-        write_table(list(found.values()))
+        write_tables(list(found.values()))
 
 
 def collect(path: Path, seed: int, count: int, device: str) -> None:
@@ -226,36 +226,49 @@ def found_at_k(value: np.ndarray, errors: np.ndarray, kind: np.ndarray) -> dict[
     return {"precision": len(hits) / k, **shares}
 
 
-def write_table(found: list[dict[str, dict[str, float]]]) -> None:
-    """Write the result file of the table."""
-
-    def cells(name: str) -> list[str | None]:
-        own = [one[name]["precision"] for one in found]
-        gains = [one[OURS]["precision"] - x for one, x in zip(found, own)]
-        shares = [interval([one[name][kind] for one in found]) for kind in KINDS]
-        return [name, interval(own), None if name == OURS else interval(gains, "+.2f"), *shares]
-
-    kinds = [f"found: {kind}" for kind in KINDS]
-    true = [
-        f"{sum(one[OURS][f'errors {level}'] for one in found)} of "
-        f"{sum(one[OURS][f'rows {level}'] for one in found)} rows of at least {level}"
-        for level in LEVELS
-    ]
-    content = {
-        "title": "Wrong labels among the first k, k being their number",
+def write_tables(found: list[dict[str, dict[str, float]]]) -> None:
+    """Write the result files of both tables."""
+    about = {
         "command": "python studies/label_errors.py --out OUT --set test",
         "date": date.today().isoformat(),
         "machine": "one CPU thread",
-        "columns": ["ranked by", "precision at k", f"{OURS} minus this", *kinds],
-        "digits": [None] * (3 + len(KINDS)),
-        "rows": [cells(name) for name in found[0]],
+    }
+    sure = [
+        f"{sum(one[OURS][f'errors {level}'] for one in found)} of "
+        f"{sum(one[OURS][f'rows {level}'] for one in found)} with at least {level}"
+        for level in LEVELS
+    ]
+    first = {
+        "title": "Wrong labels among the first k, k being their number",
+        **about,
+        "columns": ["ranked by", "precision at k", f"{OURS} minus this"],
+        "rows": [precision_row(found, name) for name in found[0]],
         "notes": [
             f"{len(found)} sets of {FRAMES} frames, 5 % of the labels are wrong. Mean and 95 % "
-            "t-interval over sets. Found: the share of each kind of error.",
-            f"Wrong by the probability of {OURS}: {', '.join(true)}.",
+            "t-interval over sets.",
+            f"By the probability of {OURS}, wrong are {', '.join(sure)}.",
         ],
     }
-    write_text(RESULTS / "labelling-errors.json", json.dumps(content, indent=1) + "\n")
+    second = {
+        "title": "Share of each kind of error among the first k",
+        **about,
+        "columns": ["ranked by", *KINDS],
+        "rows": [
+            [name, *(interval([one[name][kind] for one in found]) for kind in KINDS)]
+            for name in found[0]
+        ],
+        "notes": ["The same run. Mean and 95 % t-interval over sets."],
+    }
+    for name, content in (("labelling-errors", first), ("labelling-kinds", second)):
+        content["digits"] = [None] * len(content["columns"])
+        write_text(RESULTS / f"{name}.json", json.dumps(content, indent=1) + "\n")
+
+
+def precision_row(found: list[dict[str, dict[str, float]]], name: str) -> list[str | None]:
+    """Return the precision of a ranking, and what ours gains over it, with intervals."""
+    own = [one[name]["precision"] for one in found]
+    gains = [one[OURS]["precision"] - x for one, x in zip(found, own)]
+    return [name, interval(own), None if name == OURS else interval(gains, "+.2f")]
 
 
 def interval(values: list[float], form: str = ".2f") -> str:

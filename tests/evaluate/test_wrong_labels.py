@@ -187,6 +187,17 @@ def test_wrong_labels_of_images() -> None:
     assert min(rows[0][1], rows[1][1]) > 10 * rows[2][1]
 
 
+def test_objects_of_an_image_may_overlap() -> None:
+    """A dog in front of a cat, IoU 0.33: its label is missing, that of the cat is right."""
+    found = with_error_model(in_image(2))
+    found.boxes[:] = torch.tensor([[0.0, 0, 40, 40], [20, 0, 60, 40]])
+    pairs = pair_labels(found, labels_of(found[:1]))
+    assert (pairs.own.tolist(), pairs.other.tolist(), pairs.alone.tolist()) == ([0], [-1], [1])
+    found.boxes[1, 0::2] -= 15  # IoU 0.78
+    pairs = pair_labels(found, labels_of(found[:1]))
+    assert (pairs.own.tolist(), pairs.other.tolist(), pairs.alone.tolist()) == ([0], [1], [])
+
+
 def test_disagreement_needs_an_error_model() -> None:
     found = boxes_at([0.0])
     bare = Detections(

@@ -15,7 +15,7 @@ from boxcov.evaluate.matching import MIN_IOU, iou_2d, iou_bev
 
 Array = NDArray[Any]
 LIMIT = 2.0  # metres between the centres of a pair
-_OVERLAP = 0.1  # IoU of boxes and labels that cannot be two objects
+_ON_GROUND = 0.1  # IoU seen from above that two solid objects do not have
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class LabelPairs:
     """The boxes of n labels, and the boxes that no label explains."""
 
     own: Array  # (n,) the box of the label's class, -1 for none
-    other: Array  # (n,) the best box of another class that overlaps the label, -1 for none
-    alone: Array  # (f,) boxes that overlap neither a label nor a better one of these
+    other: Array  # (n,) the best box of another class at the label's place, -1 for none
+    alone: Array  # (f,) boxes that are at the place of neither a label nor a better one of these
 
 
 def pair_labels(found: Detections, truth: GroundTruth) -> LabelPairs:
@@ -33,10 +33,12 @@ def pair_labels(found: Detections, truth: GroundTruth) -> LabelPairs:
     A label takes a box of its class by falling P(there is an object) times nearness, which is
     exp(-distance in metres) below 2 m, or in images the IoU if it is at least 0.5. The evaluation
     pairs by falling score alone: a false box that is surer than the right one would take its label.
+    Boxes are at the same place if their IoU is above 0.1 seen from above, or in images 0.5.
     """
     arrays, objects = found.numpy(), truth.columns(found.fields)
     boxes, certain = arrays["boxes"].astype(float), 1 - arrays["no_object"].astype(float)
     own, other = np.full(len(objects), -1), np.full(len(objects), -1)
+    same_place = MIN_IOU if has_layout(found.fields, IMAGE) else _ON_GROUND
     alone = []
     for mine, theirs in zip(
         _by_frame(arrays["frame"], truth.frames), _by_frame(truth.frame, truth.frames)
@@ -48,13 +50,14 @@ def pair_labels(found: Detections, truth: GroundTruth) -> LabelPairs:
         own[theirs[pair[pair >= 0]]] = mine[pair >= 0]
         left = mine[pair < 0]
         overlap = _overlap(found.fields, boxes[left], objects[theirs])
-        on_label = (overlap > _OVERLAP).any(1)
+        on_label = (overlap > same_place).any(1)
         for box, row in zip(left[on_label], overlap[on_label]):  # the surest first
             label = theirs[row.argmax()]
             if other[label] < 0 and truth.labels[label] != arrays["labels"][box]:
                 other[label] = box
         left = left[~on_label]
-        alone.append(left[_not_covered(_overlap(found.fields, boxes[left], boxes[left]))])
+        same = _overlap(found.fields, boxes[left], boxes[left]) > same_place
+        alone.append(left[_not_covered(same)])
     return LabelPairs(own, other, np.sort(np.concatenate(alone)))
 
 
@@ -80,11 +83,11 @@ def _pair_best_first(value: Array) -> Array:
     return found
 
 
-def _not_covered(overlap: Array) -> Array:
-    """Return which boxes (m,), the best first, overlap (m, m) no better one that is kept."""
-    kept = np.zeros(len(overlap), dtype=bool)
-    for i, row in enumerate(overlap):
-        kept[i] = not (row[kept] > _OVERLAP).any()
+def _not_covered(same: Array) -> Array:
+    """Return which boxes (m,), the best first, are not the same (m, m) as a better one kept."""
+    kept = np.zeros(len(same), dtype=bool)
+    for i, row in enumerate(same):
+        kept[i] = not row[kept].any()
     return kept
 
 
