@@ -1,4 +1,4 @@
-"""What the ranking of wrong labels is compared with: score, training loss, risk and residual.
+"""What wrong labels are also ranked by: score, training loss, risk, residual, and size alone.
 
 Boxes and labels are paired as in the evaluation, class by class and by falling score. There is a
 row for each label, and for each box without one.
@@ -16,6 +16,7 @@ from boxcov import Detections
 from boxcov.evaluate.ground_truth import GroundTruth, match_detections
 from boxcov.evaluate.matching import pair_classes
 from boxcov.evaluate.records import Records
+from boxcov.evaluate.size_density import log_density
 from boxcov.evaluate.wrong_labels import Differences, miss_probability
 
 Array = NDArray[Any]
@@ -39,6 +40,7 @@ def baselines(
         "training loss": np.where(has_label, np.append(losses, 0.0)[rows.label], focal),
         "risk": compare(found, truth, records, iou_surprise(found, records)).value,
         "residual": rows.value,
+        "size alone": np.append(size_ratio(truth), -np.inf)[rows.label],
     }
 
 
@@ -90,6 +92,13 @@ def iou_surprise(found: Detections, records: Records) -> Array:
     below = np.pad(found.iou_below.double().numpy(), ((0, 0), (1, 1)), constant_values=(0, 1))
     chance = [np.interp(iou, thresholds, row) for iou, row in zip(records.iou, below)]
     return -np.log10(np.clip(chance, 1e-9, 1))
+
+
+def size_ratio(truth: GroundTruth) -> Array:
+    """Return how much more usual the sides of a label (n,) are in any class than in its own."""
+    x = np.log(truth.boxes[:, 3:6])
+    any_size = log_density(x, truth.labels, np.full(len(x), -1))
+    return any_size - log_density(x, truth.labels, truth.labels)
 
 
 def _minus_log10(probability: Array) -> Array:

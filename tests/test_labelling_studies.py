@@ -145,6 +145,8 @@ def test_baselines_on_labels_that_agree(studies: Any) -> None:
     np.testing.assert_allclose(values["training loss"], [0.5, 0.25, focal], atol=1e-5)
     np.testing.assert_allclose(values["risk"], [0.0, 0.0, 2.0], atol=1e-6)
     np.testing.assert_allclose(values["residual"], [0.0, 0.0, 2.0], atol=1e-6)
+    assert values["size alone"][0] == values["size alone"][1] < 0  # of the same size
+    assert values["size alone"][2] == -np.inf
 
 
 def test_loss_of_labels_sums_to_the_training_loss(studies: Any) -> None:
