@@ -19,18 +19,18 @@ inverse, dropped, or given another class. Labels, and boxes without a label, are
 Added after the test frames were read, without a change to the others: size alone, the part of the
 disagreement that needs no detector.
 
-All but the disagreement share their pairs (``label_baselines.py``). Precision at k: the share of the k
-highest ranked that are errors, k being the number of errors, each counted once. A dropped label is
-found by a box of its class. Errors that no box is near cannot be found and count. 95 % t-intervals
-over the five test sets. The goal is 0.8, and above the others. Earlier versions were read on the
-seeds 82_000 to 82_002, which are not used here.
+All but the disagreement share their pairs (``label_baselines.py``). Precision at k: the share of
+the k highest ranked that are errors, k being the number of errors, each counted once. A dropped
+label is found by a box of its class. Errors that no box is near cannot be found and count. 95 %
+t-intervals over the five test sets. The goal is 0.8, and above the others. Earlier versions were
+read on the seeds 82_000 to 82_002, which are not used here.
 
 What was chosen on develop among about 200 forms, with three draws of errors per set: precision 0.78
 (residual 0.60). 0.66 without the sizes of the classes, 0.74 if pairs ignore how near box and label
 are, 0.69 if boxes that overlap a label of another class are no evidence on it, 0.79 without height
-and heading, which are not wrong here. A perceptron of these ratios, scores, ranges and classes, fitted on three
-develop sets and tried on the fourth, also had 0.79, and 0.79 with the points in and around box and
-label as further inputs: so neither a fit nor the points are used.
+and heading, which are not wrong here. A perceptron of these ratios, scores, ranges and classes,
+fitted on three develop sets and tried on the fourth, also had 0.79, and 0.79 with the points in and
+around box and label as further inputs: so neither a fit nor the points are used.
 """
 
 from __future__ import annotations
