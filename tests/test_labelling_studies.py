@@ -19,6 +19,7 @@ from boxcov.detectors import centerpoint
 from boxcov.detectors.centerpoint.loss import encode, frame_losses
 from boxcov.evaluate.average_precision import mean_precision
 from boxcov.pipeline.train import measure_precision
+from helpers.label_boxes import boxes_at, labels_of
 
 pytest.importorskip("scipy", reason="scipy is not installed")
 
@@ -31,7 +32,7 @@ def studies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     import label_errors
 
     yield active_learning, active_learning_tables, label_errors
-    for name in ("active_learning", "active_learning_tables", "label_errors"):
+    for name in ("active_learning", "active_learning_tables", "label_errors", "label_baselines"):
         sys.modules.pop(name, None)
 
 
@@ -119,6 +120,33 @@ def test_error_counts_once_among_the_first_k(studies: Any) -> None:
     value, errors = np.array([5.0, 4.0, 3.0, 2.0, 1.0]), np.array([1, 1, -1, 4, 5])
     found = studies[2].found_at_k(value, errors, kind)
     assert found == {"precision": 0.5, "shift": 1.0, "resize": 0.0, "drop": 1.0, "relabel": 0.0}
+
+
+def test_gain_over_a_baseline_is_paired_by_set(studies: Any) -> None:
+    found = [
+        {"score": {"precision": 0.2 + x}, "disagreement": {"precision": 0.7 + x}} for x in (0, 0.1)
+    ]
+    row = studies[2].precision_row(found, "score")
+    assert row[1].startswith("0.25 [")
+    assert row[2] == "+0.50 [+0.50, +0.50]"
+    assert studies[2].precision_row(found, "disagreement")[2] is None
+
+
+def test_baselines_on_labels_that_agree(studies: Any) -> None:
+    """Two boxes with labels, and one without: the score and P(no object) tell them apart."""
+    import label_baselines
+
+    found = boxes_at([0.0, 10.0, 20.0])
+    truth = labels_of(found[:2])
+    rows, values = label_baselines.baselines(found, truth, np.array([0.5, 0.25]))
+    assert rows.kind.tolist() == ["place", "place", "no label"]
+    focal = -np.log(0.1) * 0.9**2
+    np.testing.assert_allclose(values["1 - score"], [0.1, 0.1, 0.9], atol=1e-6)
+    np.testing.assert_allclose(values["training loss"], [0.5, 0.25, focal], atol=1e-5)
+    np.testing.assert_allclose(values["risk"], [0.0, 0.0, 2.0], atol=1e-6)
+    np.testing.assert_allclose(values["residual"], [0.0, 0.0, 2.0], atol=1e-6)
+    assert values["size alone"][0] == values["size alone"][1] < 0  # of the same size
+    assert values["size alone"][2] == -np.inf
 
 
 def test_loss_of_labels_sums_to_the_training_loss(studies: Any) -> None:

@@ -160,8 +160,8 @@ def test_labels_of_a_class_without_boxes(tmp_path: Path) -> None:
     box, first = np.array([[40.0, 0, 0, 1, 1, 1, 0, 0, 0]]), np.zeros(1, int)
     cone = GroundTruth(box, np.array([2]), first, 1)
     rows = rank.box_table(rank.Pool(found, ["a"], cone), "disagreement")
-    assert rows["kind"].tolist() == ["no label", "no label", "no box"]
-    assert (rows["class"][2], rows["label"][2], rows["x"][2]) == ("", "traffic_cone", 40.0)
+    assert rows["kind"].tolist() == ["no box", "no label", "no label"]
+    assert (rows["class"][0], rows["label"][0], rows["x"][0]) == ("", "traffic_cone", 40.0)
     frames = rank.frame_table(rank.Pool(found, ["a"], cone), rows, "max")
     assert frames["boxes"].tolist() == [2]  # the label without a box is none
     none = GroundTruth(np.zeros((0, 9)), np.zeros(0, int), np.zeros(0, int), 1)
@@ -229,7 +229,7 @@ def test_wrong_label_of_simulated_frames_comes_first(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert table(out)[0]["frame"] == "1"
     first = table(rows)[0]
-    assert (first["frame"], first["kind"], first["class"]) == ("1", "place", "car")
+    assert (first["frame"], first["kind"], first["class"]) == ("1", "size", "car")
 
 
 def test_files_keep_their_names(tmp_path: Path, samples: list[Any]) -> None:

@@ -134,10 +134,13 @@ class GroundTruth:
         return self.boxes[:, [BOX_FIELDS.index(name) for name in fields]]
 
 
-def match_detections(detections: Detections, truth: GroundTruth, threshold: float = 0.1) -> Records:
+def match_detections(
+    detections: Detections, truth: GroundTruth, threshold: float = 0.1, pair: Array | None = None
+) -> Records:
     """Return the detections with a score above ``threshold``, each matched with its object.
 
-    ``detections.frame`` is the index of a frame of ``truth``.
+    ``detections.frame`` is the index of a frame of ``truth``. pair: the number of each detection's
+    object (m,), -1 for none, where they are paired already.
     """
     arrays = detections.numpy()
     last = int(detections.frame.max()) if len(detections) else -1
@@ -168,6 +171,7 @@ def match_detections(detections: Detections, truth: GroundTruth, threshold: floa
         predictive=arrays.get("predictive"),
         threshold=threshold,
         score_variance=arrays.get("score_variance"),
+        pair=pair,
     )
     keep = arrays["scores"] > threshold
     own = [not name.startswith(PART_BELOW) for name in detections.meta.get("signals", ())]

@@ -50,6 +50,7 @@ def match(
     threshold: float = 0.1,
     limit: float = 2.0,
     score_variance: Array | None = None,
+    pair: Array | None = None,
 ) -> Records:
     """Pair every prediction scored above ``threshold`` with an object of its frame and class.
 
@@ -61,7 +62,8 @@ def match(
     By falling score, each prediction takes the best free object. Boxes with x, y, w, l, yaw take
     the nearest centre in the plane, closer than ``limit`` metres; their IoU is that of volumes if
     they have z and h, else of areas seen from above. Boxes x1 y1 x2 y2 take the largest IoU, at
-    least 0.5; ``limit`` is ignored.
+    least 0.5; ``limit`` is ignored. Where ``pair`` (n,) states the objects, -1 for none, they are
+    not looked for.
 
     >>> car, zero = np.array([[10.0, 0.0, 2.0, 4.0, 0.0]]), np.array([0])
     >>> found = match(
@@ -76,7 +78,7 @@ def match(
     n, k, D = len(scores), len(truth_labels), len(fields)
     _check_shapes((n, D), boxes=boxes)
     _check_shapes((n,), labels=labels, frame=frame, uncertainty=uncertainty)
-    _check_shapes((n,), score_variance=score_variance)
+    _check_shapes((n,), score_variance=score_variance, pair=pair)
     _check_shapes((n, D, D), covariance=covariance, predictive=predictive)
     _check_shapes((k, D), truth_boxes=truth_boxes)
     _check_shapes((k,), truth_frame=truth_frame)
@@ -90,7 +92,10 @@ def match(
     scores, labels, frame = (np.asarray(value)[keep] for value in (scores, labels, frame))
 
     objects = truth_boxes, np.asarray(truth_labels), np.asarray(truth_frame)
-    pair = pair_classes(fields, (boxes, scores, labels, frame), objects, limit)
+    if pair is None:
+        pair = pair_classes(fields, (boxes, scores, labels, frame), objects, limit)
+    else:
+        pair = pair[keep]
     hit = pair >= 0
     truth, iou, l2 = np.full(boxes.shape, np.nan), np.zeros(len(boxes)), np.full(len(boxes), np.nan)
     truth[hit] = truth_boxes[pair[hit]]

@@ -12,7 +12,8 @@ from boxcov.concatenation import join_frames
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError, import_package
 from boxcov.evaluate.ground_truth import GroundTruth
-from boxcov.evaluate.label_order import Aggregate, box_values, disagreement, frame_values
+from boxcov.evaluate.label_order import Aggregate, box_values, frame_values
+from boxcov.evaluate.wrong_labels import disagreement
 from boxcov.export.tables import write_columns
 from boxcov.files import check_writable
 from boxcov.outlines import background_of
