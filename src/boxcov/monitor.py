@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from boxcov.concatenation import check_single_frame
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 from boxcov.files import to_json, write_text
@@ -80,6 +81,8 @@ class Monitor:
         false_alarm_rate: float = 0.05,
         run_length: float = 1000.0,
     ) -> None:
+        if isinstance(usual, Detections):
+            raise BoxcovError("usual holds the detections of each frame: give detections.frames()")
         rows = usual if isinstance(usual, Mapping) else _stack([frame_numbers(f) for f in usual])
         self.usual = {name: np.asarray(column, float) for name, column in rows.items()}  # (n,)
         self.false_alarm_rate, self.run_length = float(false_alarm_rate), float(run_length)
@@ -178,6 +181,8 @@ def frame_numbers(found: Detections | Mapping[str, Any]) -> dict[str, float]:
     are uncalibrated. They are NaN for a frame without boxes, and for fields whose errors the
     calibration frames did not show.
     """
+    if isinstance(found, Detections):
+        check_single_frame(found, "the monitor")
     arrays = found.numpy() if isinstance(found, Detections) else found
     fields = found.fields if isinstance(found, Detections) else tuple(found["fields"])
     for name in ("scores", "no_object", "covariance"):
