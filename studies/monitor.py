@@ -168,7 +168,7 @@ def p_values(usual: Rows, frames: Rows) -> np.ndarray:
 
 
 def draw_cells(some: dict[str, Rows]) -> list[str]:
-    """Return the share of alarms of each scenario: mean and middle 95 % of draws of usual frames."""
+    """Return the share of alarms of each scenario: mean and middle 95 % over draws."""
     every, count = some["usual"] + some["clear"], len(some["usual"])
     rng = np.random.default_rng(0)
     shares = []
