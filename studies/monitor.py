@@ -42,7 +42,7 @@ from boxcov import Detections, ExactGLM, Posterior
 from boxcov.data import simulated
 from boxcov.detectors import centerpoint
 from boxcov.evaluate.intervals import bootstrap
-from boxcov.monitor import SPOKEN, Monitor, frame_numbers
+from boxcov.monitor import SINGLE, Monitor, frame_numbers
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "data"
 CHANGES = ("rain", "fog", "sparse", "crowd", "unseen", "mirror")
@@ -127,7 +127,7 @@ def row_of(model: ExactGLM, name: str, count: int) -> Callable[[int], dict[str, 
 
 def numbers(found: Detections) -> dict[str, float]:
     """Return the numbers of a frame, also those of the baselines."""
-    # a name of SPOKEN, so that both directions count
+    # a name of SINGLE, so that both directions count
     plain = {"boxes": float(np.log1p(len(found))), "certainty": float(found.scores.mean())}
     # without the error model, the score stands for P(there is an object)
     bare = {k: v for k, v in found.numpy().items() if k in ("boxes", "scores", "covariance")}
@@ -145,7 +145,7 @@ def kinds(sets: dict[str, Rows]) -> dict[str, dict[str, Rows]]:
         "number of boxes": ["plain boxes"],
         "1 - score": ["plain certainty"],
         "monitor, no error model": [name for name in every if name.startswith("bare ")],
-        "monitor, no distance": [f"ours {name}" for name in SPOKEN],
+        "monitor, no distance": [f"ours {name}" for name in SINGLE],
         OURS: [name for name in every if name.startswith("ours ")],
     }
     return {
@@ -221,7 +221,7 @@ def gain_row(name: str, alarms: dict[str, Any], times: dict[str, Any]) -> list[A
     for change in ("unseen", "crowd"):
         more = 100.0 * (alarms[OURS][change].astype(float) - alarms[name][change])
         interval = bootstrap(lambda rows, more=more: float(more[rows].mean()), np.arange(len(more)))
-        cells.append(f"{more.mean():+.0f} [{interval.low:+.0f}, {interval.high:+.0f}]")
+        cells.append(f"{more.mean():.0f} [{interval.low:.0f}, {interval.high:.0f}]")
     for change in ("unseen", "crowd", "sparse"):
         theirs, ours = (np.minimum(times[kind][change], LENGTH + 1) for kind in (name, OURS))
         cells.append(mean_text(theirs - ours))
@@ -232,7 +232,7 @@ def mean_text(steps: np.ndarray) -> str:
     """Return a mean with its 95 % t-interval."""
     half = t.ppf(0.975, len(steps) - 1) * steps.std(ddof=1) / len(steps) ** 0.5
     mean = steps.mean()
-    return f"{mean:+.1f} [{mean - half:+.1f}, {mean + half:+.1f}]"
+    return f"{mean:.1f} [{mean - half:.1f}, {mean + half:.1f}]"
 
 
 def write_tables(rows: dict[str, list[list[Any]]]) -> None:

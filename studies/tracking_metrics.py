@@ -153,7 +153,7 @@ def with_interval(
     return f"{statistic(every):{form}} [{interval.low:{form}}, {interval.high:{form}}]"
 
 
-def cell(values: list[float], groups: np.ndarray, name: str) -> str | None:
+def cell(values: list[float], groups: np.ndarray, name: str, form: str = ".2f") -> str | None:
     """Return a mean, or the root of a mean square, with an interval over groups; None of none."""
     if not values:
         return None
@@ -163,7 +163,7 @@ def cell(values: list[float], groups: np.ndarray, name: str) -> str | None:
         mean = float(np.nanmean(column[rows]))
         return mean**0.5 if name.endswith("square") else mean
 
-    return with_interval(statistic, groups)
+    return with_interval(statistic, groups, form)
 
 
 def count_cell(value: Callable[[Counts], float], found: list[Counts], form: str) -> str:

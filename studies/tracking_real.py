@@ -183,8 +183,11 @@ def judge(
     rows = []
     for (R, fitted), state in states.items():
         units = unit_counts(accumulate(drive, tracks[R, fitted], THRESHOLD))
-        cells = [cell([state[k][n] for k in common], identity, n) for n in
-                 ("nees", "position square", "velocity square", "nll")]  # fmt: skip
+        names = {"nees": ".2f", "position square": ".2f", "velocity square": ".2f", "nll": ".1f"}
+        cells = [
+            cell([state[k][number] for k in common], identity, number, form)
+            for number, form in names.items()
+        ]
         last = [
             count_cell(mota, units, ".2f"),
             count_cell(idf1, units, ".2f"),
