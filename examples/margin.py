@@ -123,6 +123,8 @@ def main() -> None:
     )
     parser.add_argument("--passes", type=int, default=100, help="number of passes")
     given = parser.parse_args()
+    if given.passes < 1:
+        parser.error(f"--passes must be at least 1, got {given.passes}")
     seen: list[tuple[Tensor, Tensor, Tensor]] = []
     for one in sights():
         seen.append(one)

@@ -5,7 +5,8 @@
 
 Needs ``pip install stonesoup matplotlib``. Each box has its own noise R from the error model. The
 picture shows the last frame in the world: objects in green, tracks in blue with their way so far,
-the 3 sigma ellipse of their position, and an arrow for the velocity.
+the 3 sigma ellipse of their position, and an arrow as long as the way of one second. The black
+triangle is the ego car.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def draw(drive: Any, tracks: list[BoxTrack], path: Path) -> None:
     axes.plot(ego[0], ego[1], "k^", markersize=9)
     axes.set(xlim=(ego[0] - 45, ego[0] + 45), ylim=(ego[1] - 45, ego[1] + 45), aspect="equal")
     axes.set(xlabel="x, m", ylabel="y, m")
-    axes.set_title("Objects (green), tracks (blue) with 3 sigma ellipses (red)")
+    axes.set_title("Objects (green), tracks (blue) with 3 sigma ellipses (red), ego car (black)")
     figure.savefig(path, dpi=80, bbox_inches="tight")
     plt.close(figure)
 

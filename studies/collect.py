@@ -20,18 +20,15 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from math import pi
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from frame_results import each_frame, forget
-from torch import Tensor
 
 from boxcov import MCGLM, MCI, Detections, ExactGLM, NMSSpread, Posterior, fit
 from boxcov.data import simulated
-from boxcov.data.poses import wrap_angle
 from boxcov.detectors import centerpoint
 from boxcov.detectors.centerpoint.point_signals import point_maps, point_signals
 from boxcov.detectors.centerpoint.voxels import concatenate
@@ -39,7 +36,6 @@ from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.evaluate.matching import match
 
 SHIFTS = ("rain", "fog", "sparse", "crowd", "unseen")
-MIRROR = "mirror"  # clear frames of a sensor whose left and right are swapped
 SETS: dict[str, tuple[str, int, int]] = {  # name: scenario, seed, frames
     "fit": ("clear", 4242, 1200),
     "develop": ("clear", 9001, 208),
@@ -47,8 +43,6 @@ SETS: dict[str, tuple[str, int, int]] = {  # name: scenario, seed, frames
     "confirm": ("clear", 5777, 300),
     **{f"develop-{shift}": (shift, 4343, 60) for shift in SHIFTS},
     **{f"test-{shift}": (shift, 778, 60) for shift in SHIFTS},
-    "develop-mirror": (MIRROR, 4343, 60),
-    "test-mirror": (MIRROR, 778, 60),
 }
 BASELINES = {"fit": 542, "develop": 208, "test": 300}  # frames with dropout, identity and NMS
 N_TRAIN = 3500
@@ -89,7 +83,7 @@ def collect_boxes(args: argparse.Namespace) -> None:
     for name in missing:
         scenario, seed, count = SETS[name]
         count = min(count, args.most)
-        frames = frames_of(scenario, seed, count, args.device)
+        frames = simulated.frames(scenario, seed=seed, count=count, device=args.device)
 
         def row_of(number: int, frames: Any = frames, name: str = name) -> dict[str, np.ndarray]:
             inputs, targets = frames[number]
@@ -124,28 +118,6 @@ def estimators(detector: Any, args: argparse.Namespace) -> tuple[dict[str, Any],
         "nms": NMSSpread(detector),
     }
     return models, expensive
-
-
-def frames_of(scenario: str, seed: int, count: int, device: str) -> Any:
-    """Return simulated frames; those of MIRROR have left and right swapped, labels included."""
-    if scenario != MIRROR:
-        return simulated.frames(scenario, seed=seed, count=count, device=device)
-    return Mirrored(simulated.frames("clear", seed=seed, count=count, device=device))
-
-
-class Mirrored:
-    """Frames with x turned into -x."""
-
-    def __init__(self, frames: Any) -> None:
-        self.frames = frames
-
-    def __getitem__(self, number: int) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
-        (cloud,), (target,) = self.frames[number]
-        cloud, boxes = cloud.clone(), target["boxes"].clone()
-        cloud[:, 0] *= -1
-        boxes[:, [0, 7]] *= -1  # x and vx
-        boxes[:, 6] = wrap_angle(pi - boxes[:, 6])
-        return [cloud], [{**target, "boxes": boxes}]
 
 
 def split(posterior: Posterior) -> tuple[Posterior, Posterior]:
@@ -217,7 +189,7 @@ def collect_ensemble(args: argparse.Namespace) -> None:
         with np.load(args.out / f"{name}.npz") as file:
             boxes, labels, frame = (file[key] for key in ("boxes", "labels", "frame"))
         count = min(int(frame.max()) + 1, BASELINES.get(name, SETS[name][2]), args.most)
-        frames = frames_of(scenario, seed, count, args.device)
+        frames = simulated.frames(scenario, seed=seed, count=count, device=args.device)
         parts = []
         for number in range(count):
             inputs, _ = frames[number]
@@ -239,7 +211,7 @@ def collect_points(args: argparse.Namespace) -> None:
                 torch.as_tensor(file[key], device=args.device) for key in ("boxes", "frame")
             )
         count = min(int(frame.max()) + 1, args.most)
-        frames = frames_of(scenario, seed, count, args.device)
+        frames = simulated.frames(scenario, seed=seed, count=count, device=args.device)
         rows, names = [], []
         for number in range(count):
             maps = point_maps(*concatenate(frames[number][0]), 1, config)

@@ -5,8 +5,8 @@ python studies/tracking_boxes.py --out OUT            all of them; the studies c
 One file per set or drive. Those that exist are kept, and so are the frames of one that a stopped
 run was at. The sets are fixed here, before any result is looked at: ``fit`` (single frames) is for
 error models, ``tune`` for the settings of every method, ``test`` (five seeds) and ``margin``
-(single frames) are read once, for the tables. ``fast`` is the first half of three drives ``tune``
-at 10 Hz.
+(single frames) are read once, for the tables. ``fast`` has the first 10 s of drives at 10 Hz: one
+of the drives ``tune``, and eight others for the tables of the default settings.
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ TUNE = [f"tune-{TUNE_SEED}-{number}" for number in range(TUNE_DRIVES)]
 TEST = [f"test-{seed}-{number}" for number in range(TEST_DRIVES) for seed in TEST_SEEDS]
 PASSES = "margin-6102-0"  # single frames for studies/margin.py
 FAST_RATE, FAST_FRAMES = 10, 100
-FAST = [f"fast-{TUNE_SEED}-{number}" for number in range(3)]
+FAST_TUNE = f"fast-{TUNE_SEED}-0"
+DEFAULT_SEED, DEFAULT_DRIVES = 6401, 8
+DEFAULT = [f"fast-{DEFAULT_SEED}-{number}" for number in range(DEFAULT_DRIVES)]
 QUICK_FRAMES = 6  # of each set, for runs that show that a study runs
-SETS = [f"fit-{FIT_SEED}-0", *TUNE, *TEST, PASSES, *FAST]
+SETS = [f"fit-{FIT_SEED}-0", *TUNE, *TEST, PASSES, FAST_TUNE, *DEFAULT]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ THRESHOLDS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # of P(object)
 RECALLS = np.linspace(0.1, 1.0, 10)
 GROUPS = {"position": [0, 2], "velocity": [1, 3], "heading": [4]}  # of the state
 COUNTS = ("num_objects", "num_misses", "num_false_positives", "num_switches")
+ID_COUNTS = ("idtp", "idfp", "idfn")  # of IDF1
+Counts = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -83,11 +85,38 @@ def accumulate(drive: Drive, rows: list[Row], threshold: float) -> motmetrics.MO
     return result
 
 
-def counts(result: motmetrics.MOTAccumulator) -> dict[str, float]:
+def counts(result: motmetrics.MOTAccumulator) -> Counts:
     """Return the numbers of objects, misses, false tracks, switches, and those of IDF1."""
-    names = [*COUNTS, "idtp", "idfp", "idfn"]
+    names = [*COUNTS, *ID_COUNTS]
     computed = motmetrics.metrics.create().compute(result, metrics=names, name="drive")
     return {name: float(computed[name].iloc[0]) for name in names}
+
+
+def unit_counts(result: motmetrics.MOTAccumulator) -> list[Counts]:
+    """Return the same numbers of each object and of each track; their sum is ``counts``."""
+    events = result.mot_events
+    found = motmetrics.metrics.id_global_assignment(
+        motmetrics.metrics.events_to_df_map(result.events)
+    )
+    pairs = list(zip(found["rids"], found["cids"]))
+    missed = {row: found["fnmatrix"][row, column] for row, column in pairs}
+    false = {column: found["fpmatrix"][row, column] for row, column in pairs}
+    units: list[Counts] = []
+    things = events[events.Type.isin(["MATCH", "SWITCH", "MISS"])]
+    for row, (_, own) in enumerate(things.groupby("OId")):  # in the order of the assignment
+        one = dict.fromkeys((*COUNTS, *ID_COUNTS), 0.0)
+        one |= {"num_objects": len(own), "num_misses": (own.Type == "MISS").sum()}
+        one |= {"num_switches": (own.Type == "SWITCH").sum()}
+        units.append(one | {"idfn": missed[row], "idtp": len(own) - missed[row]})
+    reported = events[events.Type.isin(["MATCH", "SWITCH", "FP"])]
+    for column, (_, own) in enumerate(reported.groupby("HId")):
+        one = dict.fromkeys((*COUNTS, *ID_COUNTS), 0.0)
+        units.append(one | {"num_false_positives": (own.Type == "FP").sum(), "idfp": false[column]})
+    return units
+
+
+def total(found: Sequence[Counts]) -> Counts:
+    return {name: sum(count[name] for count in found) for name in found[0]}
 
 
 def pairs(drive: Drive, rows: list[Row], threshold: float) -> dict[tuple[int, int], dict[str, Any]]:
@@ -115,8 +144,17 @@ def judge(row: Row, state: np.ndarray) -> dict[str, Any]:
     return one
 
 
-def cell(values: list[float], identity: np.ndarray, name: str) -> str | None:
-    """Return a mean, or the root of a mean square, with an interval over objects; None of none."""
+def with_interval(
+    statistic: Callable[[np.ndarray], float], groups: np.ndarray, form: str = ".2f"
+) -> str:
+    """Return a function of rows with its 95 % interval; ``groups`` (n,) are drawn as a whole."""
+    interval = bootstrap(statistic, groups)
+    every = np.arange(len(groups))
+    return f"{statistic(every):{form}} [{interval.low:{form}}, {interval.high:{form}}]"
+
+
+def cell(values: list[float], groups: np.ndarray, name: str, form: str = ".2f") -> str | None:
+    """Return a mean, or the root of a mean square, with an interval over groups; None of none."""
     if not values:
         return None
     column = np.array(values)
@@ -125,20 +163,26 @@ def cell(values: list[float], identity: np.ndarray, name: str) -> str | None:
         mean = float(np.nanmean(column[rows]))
         return mean**0.5 if name.endswith("square") else mean
 
-    interval = bootstrap(statistic, identity)
-    return f"{statistic(np.arange(len(column))):.2f} [{interval.low:.2f}, {interval.high:.2f}]"
+    return with_interval(statistic, groups, form)
 
 
-def mota(count: dict[str, float]) -> float:
+def count_cell(value: Callable[[Counts], float], found: list[Counts], form: str) -> str:
+    """Return MOTA, IDF1 or another number of the summed counts, with an interval over them."""
+    return with_interval(
+        lambda rows: value(total([found[i] for i in rows])), np.arange(len(found)), form
+    )
+
+
+def mota(count: Counts) -> float:
     wrong = count["num_misses"] + count["num_false_positives"] + count["num_switches"]
     return 1 - wrong / count["num_objects"]
 
 
-def idf1(count: dict[str, float]) -> float:
+def idf1(count: Counts) -> float:
     return 2 * count["idtp"] / (2 * count["idtp"] + count["idfp"] + count["idfn"])
 
 
-def amota(by_threshold: dict[float, dict[str, float]]) -> float:
+def amota(by_threshold: dict[float, Counts]) -> float:
     """Return the mean over 10 recalls of MOTA, each relative to what the recall allows."""
     values = []
     for recall in RECALLS:
@@ -152,5 +196,5 @@ def amota(by_threshold: dict[float, dict[str, float]]) -> float:
     return float(np.mean(values))
 
 
-def _recall(count: dict[str, float]) -> float:
+def _recall(count: Counts) -> float:
     return 1 - count["num_misses"] / count["num_objects"]

@@ -21,7 +21,8 @@ The protocol, fixed before a track of these drives was computed:
 - Models of simulated frames are judged on both whole drives, all on the last 12 of nuScenes. KITTI
   has too few boxes with an object to fit a model on (real_error_model.py).
 - ANEES, RMSE and NLL are over the objects that all methods on the same frames follow. Intervals
-  resample objects: one street each is an illustration only.
+  resample objects, those of MOTA, IDF1 and switches objects and tracks: one street each is an
+  illustration only, and how streets differ is not in the intervals.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ import torch
 from registration import ego_poses
 from torch import Tensor
 from tracking_boxes import TUNE, Drive, collect, load, save
-from tracking_metrics import accumulate, cell, counts, idf1, mota, pairs, run
+from tracking_metrics import accumulate, cell, count_cell, idf1, mota, pairs, run, unit_counts
 from tracking_noise import Noise, collect_pairs, with_variances
 
 from boxcov import ExactGLM, Posterior
@@ -181,12 +182,19 @@ def judge(
     identity = np.array([number for _, number in common])
     rows = []
     for (R, fitted), state in states.items():
-        count = counts(accumulate(drive, tracks[R, fitted], THRESHOLD))
-        cells = [cell([state[k][n] for k in common], identity, n) for n in
-                 ("nees", "position square", "velocity square", "nll")]  # fmt: skip
-        last = [f"{mota(count):.2f}", f"{idf1(count):.2f}", int(count["num_switches"])]
+        units = unit_counts(accumulate(drive, tracks[R, fitted], THRESHOLD))
+        names = {"nees": ".2f", "position square": ".2f", "velocity square": ".2f", "nll": ".1f"}
+        cells = [
+            cell([state[k][number] for k in common], identity, number, form)
+            for number, form in names.items()
+        ]
+        last = [
+            count_cell(mota, units, ".2f"),
+            count_cell(idf1, units, ".2f"),
+            count_cell(lambda count: count["num_switches"], units, ".0f"),
+        ]
         rows.append([name, R, fitted, *cells, *last])
-        print(rows[-1], {n: int(c) for n, c in count.items()}, flush=True)
+        print(rows[-1], flush=True)
     return rows, f"{name}: {len(common)} states of {len(set(identity))} objects"
 
 
@@ -226,7 +234,8 @@ def write(rows: list[list[Any]], counted: list[str]) -> None:
             "The same drives: NLL of the state, and which objects are followed",
             ("NLL", "MOTA", "IDF1", "switches"),
             [[*row[:3], *row[6:]] for row in rows],
-            "Tracks with P(object) of at least 0.5.",
+            "Tracks with P(object) of at least 0.5. 95 % intervals over objects (NLL), and over "
+            "objects and tracks.",
         ),
     }
     for name, (title, columns, cells, note) in tables.items():

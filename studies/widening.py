@@ -128,10 +128,10 @@ def stored(path: Path, make: Callable[[], Any]) -> Any:
     return torch.load(path, weights_only=False)
 
 
-def study_model(root: Path, frames: int = FIT_FRAMES) -> ErrorModel:
+def study_model(root: Path) -> ErrorModel:
     """Return the error model of the first frames of ``fit``."""
     path = root / "widening-model.pt"
-    model: ErrorModel = stored(path, lambda: fit_model(*load(root, "fit", frames)))
+    model: ErrorModel = stored(path, lambda: fit_model(*load(root, "fit", FIT_FRAMES)))
     return model
 
 

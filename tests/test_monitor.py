@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from boxcov import BoxcovError, Detections, Monitor
+from boxcov import BoxcovError, Detections, Monitor, join_frames
 from boxcov.monitor import _bet, frame_numbers
 
 FIELDS = ("x", "y")
@@ -173,6 +173,13 @@ def test_bad_arguments_are_refused(tmp_path: Path) -> None:
     rows = [found(n) for n in range(1, 30)]
     with pytest.raises(BoxcovError, match=r"18 usual frames are too few .*: give at least 19"):
         Monitor(rows[:18])
+    whole = join_frames(rows)
+    with pytest.raises(
+        BoxcovError, match=r"usual holds .* each frame: give detections\.frames\(\)"
+    ):
+        Monitor(whole)  # type: ignore[arg-type]
+    with pytest.raises(BoxcovError, match="the monitor: boxes of several frames, expected one"):
+        Monitor(rows)(whole)
     with pytest.raises(BoxcovError, match="false_alarm_rate must lie between 0 and 1, got 2"):
         Monitor(rows, 2)
     with pytest.raises(BoxcovError, match="run_length must be above 1 frame, got 0"):

@@ -19,12 +19,13 @@ def study(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     import monitor
 
     yield monitor
-    for name in ("monitor", "collect", "widening"):
+    for name in ("monitor", "frame_results"):
         sys.modules.pop(name, None)
 
 
 def test_median_delay_has_an_interval_by_ranks(study: Any) -> None:
     """Of 30 numbers, those of the ranks 10 and 21 hold the median with 95.7 %."""
+    assert study.median_text([float(n) for n in range(10, 0, -1)], 40) == "6 [2, 9]"
     assert study.median_text([float(n) for n in range(30, 0, -1)], 60) == "16 [10, 21]"
     assert study.median_text([4.0] * 30, 60) == "4"
     late = [float(n) for n in range(1, 21)] + [inf] * 10

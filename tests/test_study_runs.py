@@ -59,7 +59,7 @@ STUDIES = {
     "label_errors": ["--quick", "--set", "develop", "--out"],
     "tracking": ["--quick", "--root"],
     "tracking_default": ["--quick", "--root"],
-    "monitor": ["--quick", "--set", "develop", "--root"],
+    "monitor": ["--quick", "--root"],
 }
 
 

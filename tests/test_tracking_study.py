@@ -48,6 +48,20 @@ def row(study: Any, frame: int, number: int, x: float, yaw: float = 0.3) -> Any:
     return study.Row(frame, number, 0, 0.9, mean, 0.04 * np.eye(5), 1.0)
 
 
+def test_counts_of_units_sum_to_those_of_a_drive(study: Any) -> None:
+    """A switch, misses, and a track of nothing."""
+    drive = drive_of(study, 4)
+    rows = [row(study, 0, 1, 0.1), row(study, 1, 1, 0.1), row(study, 2, 2, 0.1)]
+    rows += [row(study, 1, 3, 10.1), *(row(study, k, 4, 40.0) for k in range(3))]
+    result = study.accumulate(drive, rows, 0.5)
+    whole, units = study.counts(result), study.unit_counts(result)
+    assert study.total(units) == whole
+    assert whole["num_switches"] == 1
+    assert len(units) == 2 + 4
+    switches = study.count_cell(lambda count: count["num_switches"], units, ".0f")
+    assert switches == "1 [0, 3]"
+
+
 def test_errors_are_those_in_the_world(study: Any):
     drive = drive_of(study, 2)
     rows = [row(study, 0, 1, 0.4), row(study, 1, 1, 0.0, yaw=0.3 + np.pi), row(study, 1, 2, 10.2)]

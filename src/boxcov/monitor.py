@@ -21,13 +21,14 @@ from typing import Any
 
 import numpy as np
 
+from boxcov.concatenation import check_single_frame
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 from boxcov.files import to_json, write_text
 from boxcov.input_file import conform, read_json, reading
 
 Array = np.ndarray[Any, Any]
-SPOKEN = ("boxes", "objects", "certainty", "width")  # all further numbers make up the distance
+SINGLE = ("boxes", "objects", "certainty", "width")  # all further numbers make up the distance
 MAX_FRAMES = 5000  # of usual frames and of the stream together, to bound the cost per frame
 _KEY = "boxcov.monitor"
 _SHRINKAGE = 0.3  # of the covariance of the numbers towards its diagonal
@@ -80,6 +81,8 @@ class Monitor:
         false_alarm_rate: float = 0.05,
         run_length: float = 1000.0,
     ) -> None:
+        if isinstance(usual, Detections):
+            raise BoxcovError("usual holds the detections of each frame: give detections.frames()")
         rows = usual if isinstance(usual, Mapping) else _stack([frame_numbers(f) for f in usual])
         self.usual = {name: np.asarray(column, float) for name, column in rows.items()}  # (n,)
         self.false_alarm_rate, self.run_length = float(false_alarm_rate), float(run_length)
@@ -145,7 +148,7 @@ class Monitor:
         self, signed: Array, least: float, numbers: Mapping[str, float]
     ) -> tuple[str, ...]:
         """Return in words which sizes (S + 1,) are at least ``least``; always the largest one."""
-        names = [name for name in SPOKEN if name in self.usual] + ["distance"]
+        names = [name for name in SINGLE if name in self.usual] + ["distance"]
         order = np.argsort(-np.abs(signed), kind="stable")
         return tuple(
             _words(names[i], signed[i], numbers.get(names[i]), self.usual.get(names[i]))
@@ -178,6 +181,8 @@ def frame_numbers(found: Detections | Mapping[str, Any]) -> dict[str, float]:
     are uncalibrated. They are NaN for a frame without boxes, and for fields whose errors the
     calibration frames did not show.
     """
+    if isinstance(found, Detections):
+        check_single_frame(found, "the monitor")
     arrays = found.numpy() if isinstance(found, Detections) else found
     fields = found.fields if isinstance(found, Detections) else tuple(found["fields"])
     for name in ("scores", "no_object", "covariance"):
@@ -227,12 +232,12 @@ def _deviations(table: Array, names: Sequence[str]) -> Array:
     known = ~np.isnan(table)
     mean = np.where(known, table, 0).sum(0) / known.sum(0).clip(1)
     rows = np.where(known, table - mean, 0)
-    is_spoken = np.array([name in SPOKEN for name in names])
-    rest = rows[:, ~is_spoken]
+    is_single = np.array([name in SINGLE for name in names])
+    rest = rows[:, ~is_single]
     S = rest.T @ rest / len(rest)
     S = S + _SHRINKAGE * np.diag(S.diagonal()) + 1e-12 * np.eye(len(S))
     distance = np.sqrt(np.einsum("ni,ij,nj->n", rest, np.linalg.inv(S), rest))
-    scores = np.column_stack([rows[:, is_spoken], distance - distance.mean()])
+    scores = np.column_stack([rows[:, is_single], distance - distance.mean()])
     return scores / scores.std(0).clip(1e-9)
 
 

@@ -80,6 +80,14 @@ def test_an_unreadable_frame_is_an_alarm(usual: Path, tmp_path: Path) -> None:
     assert not second["alarm"]
 
 
+def test_usual_frames_that_cannot_be_read_are_named(usual: Path, tmp_path: Path) -> None:
+    line = json.dumps({"frame": "a.bin", "error": "a.bin: not points"}) + "\n"
+    (tmp_path / "bad.jsonl").write_text(2 * line)
+    done = boxcov(f"monitor {usual} --usual {tmp_path / 'bad.jsonl'}")
+    assert done.code == 1
+    assert "none of the 2 frames could be read, the first one because of a.bin: not p" in done.err
+
+
 def test_fields_without_labels_are_null(tmp_path: Path) -> None:
     line = {"fields": ["x", "vx"], "boxes": [[0.0, 0.0]], "scores": [0.5], "no_object": [0.5]}
     line |= {"frame": "a", "std": [[0.1, 0.2]], "predictive_std": [[0.3, None]]}

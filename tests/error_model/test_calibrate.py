@@ -209,10 +209,14 @@ def _refused(model: ExactGLM, frames: Any, said: str) -> None:
 def test_targets_without_objects_by_name_are_refused(small, small_posterior) -> None:
     model = ExactGLM(small, small_posterior)
     items = [(inputs, targets) for inputs, targets in shapes.frames(count=6)]
-    said = r"the targets of item 0 are no list of one dict per frame with boxes \(n, D\) and lab"
+    said = r"the targets of item 0 are no list of one dict per frame with boxes \(n, D\), lab"
     one = torch.zeros(1, 5)
     wrong_length = [{"boxes": one, "labels": torch.zeros(2)}]
-    for wrong in (None, {"boxes": one, "labels": [0]}, [{"boxes": one}], one, wrong_length):
+    wrong_points = [{"boxes": one, "labels": [0], "points": torch.zeros(2)}]
+    for wrong in (
+        *(None, {"boxes": one, "labels": [0]}, [{"boxes": one}], one),
+        *(wrong_length, wrong_points),
+    ):
         _refused(model, [(inputs, wrong) for inputs, _ in items], said)
     _refused(model, (item for item in items), r"another sequence of frames, got a generator: giv")
 

@@ -260,9 +260,29 @@ def test_a_real_drive_without_poses_is_tracked():
 def test_frames_out_of_order_are_refused():
     one = tracker()
     one.update(boxes([0, 0, 0, 0, 0]), 1.0)
-    for seconds in (1.0, 0.5, float("nan")):
+    for seconds in (1.0, 0.5):
         with pytest.raises(BoxcovError, match=r"order of time: .* s follows 1\.0 s"):
             one.update(boxes([0, 0, 0, 0, 0]), seconds)
+
+
+@pytest.mark.parametrize("time", [None, float("nan"), "now"])
+def test_a_frame_without_a_time_is_refused(time: Any):
+    with pytest.raises(BoxcovError, match=f"must be a number of seconds, got '?{time}"):
+        tracker().update(boxes([0, 0, 0, 0, 0]), time)
+
+
+def test_gaps_of_an_hour_are_refused():
+    """The time stamps of a simulated drive are microseconds from 0."""
+    one = tracker()
+    one.update(boxes([0, 0, 0, 0, 0]), 0)
+    with pytest.raises(BoxcovError, match=r"500000\.0 s follows 0\.0 s, more than an hour later"):
+        one.update(boxes([0, 0, 0, 0, 0]), 500000)
+    assert len(one.update(boxes([0, 0, 0, 0, 0]), 0.5)) == 1
+
+
+def test_a_matrix_is_not_a_pose():
+    with pytest.raises(BoxcovError, match=r"pose must be a boxcov\.data\.poses\.Pose, got ndarray"):
+        tracker().update(boxes([0, 0, 0, 0, 0]), 0.0, np.eye(4))  # type: ignore[arg-type]
 
 
 def test_microseconds_are_not_seconds():

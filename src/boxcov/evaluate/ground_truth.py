@@ -38,11 +38,12 @@ def check_targets(targets: Any, number: int) -> None:
         isinstance(target, Mapping)
         and all(hasattr(target.get(name), "__len__") for name in names)
         and len(target["boxes"]) == len(target["labels"])
+        and len(target.get("points", target["labels"])) == len(target["labels"])
         for target in targets
     ):
         raise BoxcovError(
-            f"the targets of item {number} are no list of one dict per frame with boxes (n, D) and "
-            "labels (n,): boxes can be compared with such objects only"
+            f"the targets of item {number} are no list of one dict per frame with boxes (n, D), "
+            "labels (n,) and maybe points (n,): boxes can be compared with such objects only"
         )
 
 

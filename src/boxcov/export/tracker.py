@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from math import inf, isfinite, pi, sqrt
+from math import inf, isfinite, nan, pi, sqrt
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ _MISSED = 1e6  # cost of a missed detection: a box in the gate is better
 _STANDING = {"barrier": 1e-3, "traffic_cone": 1e-3}  # classes that do not move by themselves
 _EPOCH = datetime(2000, 1, 1)
 _LATEST = 6e10  # seconds before and after it that a datetime can hold
+_LONGEST = 3600.0  # seconds between two frames of a drive
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,8 @@ class Tracker:
         pose: from the coordinates of the boxes to those of the tracks, such as the ego pose. The
             boxes stay where they are without one, which is right only for a sensor at rest.
         """
-        seconds = float(seconds)
+        seconds = _to_seconds(seconds)
+        self._check_time(seconds)
         self._check(found, seconds, pose)
         self._classes = found.classes
         boxes = _Boxes(found, pose, self.residual, self.settings)
@@ -143,8 +145,8 @@ class Tracker:
         self.seconds, self._in_world = seconds, pose is not None
         return list(self.tracks)
 
-    def _check(self, found: Detections, seconds: float, pose: Pose | None) -> None:
-        if not (isfinite(seconds) and seconds > self.seconds):
+    def _check_time(self, seconds: float) -> None:
+        if seconds <= self.seconds:
             raise BoxcovError(
                 f"frames must come in the order of time: {seconds} s follows {self.seconds} s. "
                 "Sort them, or start another Tracker for another drive"
@@ -153,10 +155,22 @@ class Tracker:
             raise BoxcovError(
                 f"{seconds:.5g} is no time in seconds: multiply time stamps in microseconds by 1e-6"
             )
+        if self.seconds > -inf and seconds - self.seconds > _LONGEST:
+            raise BoxcovError(
+                f"{seconds} s follows {self.seconds} s, more than an hour later: multiply time "
+                "stamps in microseconds by 1e-6, or start another Tracker for another drive"
+            )
+
+    def _check(self, found: Detections, seconds: float, pose: Pose | None) -> None:
         if found.classes != (self._classes or found.classes):
             raise BoxcovError(
                 f"the classes are {join_names(found.classes)}, and were "
                 f"{join_names(self._classes)} before: start another Tracker"
+            )
+        if not (pose is None or isinstance(pose, Pose)):
+            raise BoxcovError(
+                f"pose must be a boxcov.data.poses.Pose, got {type(pose).__name__}: a 4 x 4 matrix "
+                "T of torch is Pose(T[:3, :3], T[:3, 3])"
             )
         if self.seconds > -inf and (pose is not None) != self._in_world:
             raise BoxcovError(
@@ -246,6 +260,17 @@ class Tracker:
         larger = np.sqrt(np.maximum(1.0, (dof + square) / (dof + 1)))
         box.measurement_model = self._model(np.outer(larger, larger) * box.measurement_model.R)
         return self.parts.SingleHypothesis(hypothesis.prediction, box)
+
+
+def _to_seconds(time: Any) -> float:
+    """Return the time of a frame; raise if it is missing or no number."""
+    try:
+        seconds = float(time)
+    except (TypeError, ValueError):
+        seconds = nan
+    if not isfinite(seconds):
+        raise BoxcovError(f"the time of a frame must be a number of seconds, got {time!r}")
+    return seconds
 
 
 class _Boxes:

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from boxcov.detections import Detections
+from boxcov.errors import BoxcovError
 from boxcov.files import check_writable, write_text
 from boxcov.input_file import conform, open_text, parse_metadata, reading
 from boxcov.monitor import Monitor
@@ -65,7 +66,13 @@ def load_monitor(options: MonitorCommand) -> Monitor:
     if options.usual.suffix == ".json":
         usual = Monitor.load(options.usual).usual
     else:
-        usual = [frame for _, frame in _frames(str(options.usual)) if "error" not in frame]
+        frames = [frame for _, frame in _frames(str(options.usual))]
+        usual = [frame for frame in frames if "error" not in frame]
+        if frames and not usual:
+            raise BoxcovError(
+                f"{options.usual}: none of the {len(frames)} frames could be read, the first one "
+                f"because of {frames[0]['error']}"
+            )
     with reading(options.usual, "a file of usual frames"):
         return Monitor(usual, options.false_alarm_rate, options.run_length)
 
