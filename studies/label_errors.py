@@ -245,6 +245,7 @@ def write_tables(found: list[dict[str, dict[str, float]]]) -> None:
         "title": "Wrong labels among the first k, k being their number",
         **about,
         "columns": ["ranked by", "precision at k", f"{OURS} minus this"],
+        "digits": [None] * 3,
         "rows": [precision_row(found, name) for name in found[0]],
         "notes": [
             f"{len(found)} sets of {FRAMES} frames, 5 % of the labels are wrong. Mean and 95 % "
@@ -256,6 +257,7 @@ def write_tables(found: list[dict[str, dict[str, float]]]) -> None:
         "title": "Share of each kind of error among the first k",
         **about,
         "columns": ["ranked by", *KINDS],
+        "digits": [None] * (1 + len(KINDS)),
         "rows": [
             [name, *(interval([one[name][kind] for one in found]) for kind in KINDS)]
             for name in found[0]
@@ -263,7 +265,6 @@ def write_tables(found: list[dict[str, dict[str, float]]]) -> None:
         "notes": ["The same run. Mean and 95 % t-interval over sets."],
     }
     for name, content in (("labelling-errors", first), ("labelling-kinds", second)):
-        content["digits"] = [None] * len(content["columns"])
         write_text(RESULTS / f"{name}.json", json.dumps(content, indent=1) + "\n")
 
 

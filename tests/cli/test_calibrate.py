@@ -240,6 +240,16 @@ def test_another_method_than_calibrated_is_refused(sampled, clouds: Path, comman
     assert "give --method mcglm --samples 4, or fit one with" in done.err
 
 
+@pytest.mark.filterwarnings("always:.*fitted on the split")
+def test_predict_warns_of_calibration_frames(made, tmp_path) -> None:
+    command = f"predict --posterior {made[0]} --count 1 --sweeps 2 --out {tmp_path}/d.safetensors"
+    same = boxcov(f"{command} --split val")
+    assert "the error model was fitted on the split val, too" in same.err
+    assert "'val[:100]' to calibrate and 'val[100:]' to predict" in same.err
+    other = boxcov(f"{command} --split test --force")
+    assert (other.code, "fitted on the split" in other.err) == (0, False)
+
+
 def test_predict_names_the_method_of_the_error_model(made, tmp_path) -> None:
     out = tmp_path / "d.safetensors"
     done = boxcov(f"predict --posterior {made[0]} --method mcglm --out {out} --count 1")
@@ -329,7 +339,7 @@ def test_too_few_boxes_name_the_share_of_the_frames(
     monkeypatch.setattr("boxcov.error_model.calibrate.MIN_PAIRS", made[1]["paired"])
     done = boxcov(f"calibrate --posterior {posterior} --out {tmp_path / 'c'} {FRAMES}")
     assert done.code == 1
-    assert "with an object in the first 5 of 10 frames (--fit-share 0.5), 5 of them" in done.err
+    assert "with an object in the first 5 of 10 frames (--fit-share 0.5): " in done.err
 
 
 def test_stress_is_other_data_or_resized_lidar_frames(posterior: Path) -> None:

@@ -61,7 +61,8 @@ def calibrate(
         higher the risk, in frames unlike the calibration frames.
     progress: called with the number of items done and their total.
 
-    ``model`` itself is unchanged. Save the error model with ``model.posterior.save(path)``.
+    ``model`` itself is unchanged. The posterior of the result holds the error model:
+    ``calibrated = boxcov.calibrate(model, frames)``, then ``calibrated.posterior.save(path)``.
     """
     if model.posterior is None:
         raise BoxcovError(
@@ -69,6 +70,7 @@ def calibrate(
             "MCGLM, GLM, or MCI with a posterior"
         )
     iou_thresholds(model.linearized.shadow.box_fields, threshold)  # before the work
+    check_count(frames)
     found, truth = predict_frames(model, frames, progress)
     records = match_detections(found, truth, threshold=-1.0)
     error_model = fit_error_model(
@@ -110,25 +112,30 @@ def with_error_model(model: Predictor, error_model: ErrorModel | None) -> Predic
     return twin
 
 
-def predict_frames(
-    model: Predictor, frames: Sequence[Any], progress: Progress | None = None
-) -> tuple[Detections, GroundTruth]:
-    """Return the detections of all frames with their signals, on the CPU, and the objects."""
+def check_count(frames: Sequence[Any]) -> None:
+    """Raise if there are too few labelled frames, before any of them is predicted."""
     if not hasattr(frames, "__len__"):
         raise BoxcovError(
             f"calibrate takes a list or another sequence of frames, got a {type(frames).__name__}: "
             "give list(frames)"
         )
-    if len(frames) < FOLDS:  # an item may hold several frames, so look before the work
-        items = [frames[number][1] for number in range(len(frames))]
-        for number, target in enumerate(items):
-            check_targets(target, number)
-        count = sum(map(len, items))
-        if count < FOLDS:
-            raise BoxcovError(
-                f"{count} frames are too few to fit an error model: give at least {FOLDS} labelled "
-                "frames, better 40 or more"
-            )
+    if len(frames) >= FOLDS:
+        return
+    items = [frames[number][1] for number in range(len(frames))]  # each may hold several frames
+    for number, target in enumerate(items):
+        check_targets(target, number)
+    count = sum(map(len, items))
+    if count < FOLDS:
+        raise BoxcovError(
+            f"{count} frames are too few to fit an error model: give at least {FOLDS} labelled "
+            "frames, better 40 or more"
+        )
+
+
+def predict_frames(
+    model: Predictor, frames: Sequence[Any], progress: Progress | None = None
+) -> tuple[Detections, GroundTruth]:
+    """Return the detections of all frames with their signals, on the CPU, and the objects."""
     found, targets, start = [], [], 0
     for number in range(len(frames)):
         inputs, target = frames[number]
@@ -231,8 +238,8 @@ def check_pairs(records: Records, which: str = "these frames") -> None:
         )
     if paired < MIN_PAIRS or frames < FOLDS:
         raise BoxcovError(
-            f"{paired} boxes with an object in {which}, {frames} of them with boxes, are too few "
-            f"to fit an error model: it needs {MIN_PAIRS} boxes in {FOLDS} frames, better 40 frames"
+            f"too few boxes with an object in {which}: {paired}, with boxes in {frames} frames; an "
+            f"error model needs at least {MIN_PAIRS} in {FOLDS} frames, better in 40"
         )
 
 

@@ -81,8 +81,8 @@ def _load_files(options: EvaluateCommand) -> _Files:
     found = [Detections.load(path) for path in options.predictions]
     source = _common_source(options, found)
     frames = load_labelled_frames(source, "cpu", found[0].classes)
-    last = int(found[0].frame.max()) + 1 if len(found[0]) else 0
-    expected = found[0].meta.get("frames", max(last, len(frames)))
+    at_least = int(found[0].frame.max()) + 1 if len(found[0]) else 0
+    expected = found[0].meta.get("frames", max(at_least, len(frames)))
     if expected != len(frames):
         raise BoxcovError(
             f"{source.data}: has {len(frames)} frames, but the predictions have {expected}: "

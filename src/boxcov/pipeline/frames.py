@@ -213,6 +213,11 @@ def default_test_split(data: str) -> str:
     )
 
 
+def frames_name(source: DataOptions) -> str:
+    """Return data, split and seed in words, as error models remember their frames."""
+    return f"{source.data} {source.split} seed {source.seed}"
+
+
 def default_calibration_split(data: str) -> str:
     """Return the split for calibration: different from that of ``boxcov predict`` if possible."""
     return "val" if data.startswith(("simulated", PREFIX)) else default_test_split(data)

@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
+from warnings import warn
 
 import torch
 
@@ -19,15 +20,21 @@ from boxcov.concatenation import concatenate
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.error_model.calibrate import with_error_model
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.files import to_json
 from boxcov.input_file import hash_file, reading
 from boxcov.outlines import background_of
 from boxcov.pipeline.block_store import BLOCK, BlockStore
 from boxcov.pipeline.detectors import load_detector, match_source, warn_if_implausible
 from boxcov.pipeline.frame_files import FileFrames, Frame, FrameReader, look_at_first
-from boxcov.pipeline.frames import Progress, default_test_split, load_frames, load_in_background
-from boxcov.pipeline.options import EstimatorOptions, PredictCommand, RankCommand
+from boxcov.pipeline.frames import (
+    Progress,
+    default_test_split,
+    frames_name,
+    load_frames,
+    load_in_background,
+)
+from boxcov.pipeline.options import DataOptions, EstimatorOptions, PredictCommand, RankCommand
 from boxcov.pipeline.options.common import SHIPPED_POSTERIOR
 from boxcov.pipeline.output_format import check_format, write_detections
 from boxcov.pipeline.paths import holds_output
@@ -66,6 +73,7 @@ def run(
         frames, frames_meta = open_frames(options, device, detector)
         seed = options.source.seed
         model = build_predictor(detector, estimator_options, seed, with_logit=options.with_logit)
+        _warn_of_calibration_frames(model, frames_meta)
         is_calibrated = model.error_model is not None
         fields = tuple(detector.box_fields)
         check_format(options.format, frames, fields, is_calibrated, options.message)
@@ -120,6 +128,22 @@ def open_frames(
     frames = load_frames(source, device, detector.classes)
     warn_if_implausible(detector, frames)
     return frames, {"source": asdict(source)}
+
+
+def _warn_of_calibration_frames(model: Predictor, about: Mapping[str, Any]) -> None:
+    """Warn if the error model was fitted on the frames that are predicted."""
+    if model.error_model is None or "source" not in about:
+        return
+    source = DataOptions(**about["source"])
+    if model.error_model.provenance.get("data") == frames_name(source):
+        warn(
+            f"{source.data}: the error model was fitted on the split {source.split}, too, so its "
+            "risk and regions look better on these frames than they are: give another --split, or "
+            f"parts of it, '{source.split}[:100]' to calibrate and '{source.split}[100:]' to "
+            "predict",
+            BoxcovWarning,
+            stacklevel=2,
+        )
 
 
 def _show(
