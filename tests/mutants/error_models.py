@@ -12,10 +12,10 @@ MONITOR = "test_monitor.py::"
 ERROR_MODELS = [
     Mutant(
         "the noise is that of the class",
-        "error_model/network.py",
+        "error_model/student_t.py",
         "((labels == label) + _POOLED / len(labels))",
         "((labels >= 0) + _POOLED / len(labels))",
-        "error_model/test_network.py::test_noise_is_that_of_the_class_and_a_rare_one_borrows",
+        "error_model/test_student_t.py::test_noise_is_that_of_the_class_and_a_rare_one_borrows",
     ),
     Mutant(
         "members are clipped apart",

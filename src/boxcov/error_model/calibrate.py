@@ -25,11 +25,10 @@ from boxcov.error_model.network import (
     Targets,
     TrainingOptions,
     fit_network,
-    fit_student,
     frame_folds,
-    missing_noise,
 )
 from boxcov.error_model.regions import class_range_index, fit_regions
+from boxcov.error_model.student_t import fit_student, missing_noise
 from boxcov.error_model.unusual_frames import certainty_bound, fit_widening
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.ground_truth import GroundTruth, check_targets, match_detections
@@ -176,7 +175,7 @@ def fit_error_model(
     rows = targets.paired
     scales = outputs.log_scale(_held_out_outputs(fitted, x, folds))[rows].exp()
     ratios = targets.errors[rows] / scales
-    dof, factor = fit_student(ratios)  # the network's scales are those of TRAINING_DOF
+    dof, factor = fit_student(ratios)  # the network was trained with one dof, TRAINING_DOF
     ratios, unit = ratios / factor, unit * factor
     deviations = scales * unit * (dof / (dof - 2)).sqrt()
     labels, ranges = class_range_index(found)

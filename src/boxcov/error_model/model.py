@@ -15,8 +15,9 @@ from boxcov._torch.layers import full_precision
 from boxcov.detections import Detections
 from boxcov.detector import configuration_differences
 from boxcov.error_model.inputs import box_inputs, covariance_inputs, free_inputs, stack_inputs
-from boxcov.error_model.network import MAX_DOF, Network, Outputs
+from boxcov.error_model.network import Network, Outputs
 from boxcov.error_model.regions import LEVELS, RANGES, Regions, class_range_index
+from boxcov.error_model.student_t import MAX_DOF
 from boxcov.error_model.unusual_frames import Widening
 from boxcov.errors import BoxcovError, join_names
 from boxcov.files import to_json
