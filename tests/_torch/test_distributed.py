@@ -52,7 +52,7 @@ def test_several_ranks_give_the_posterior_of_one(count, tmp_path) -> None:
         assert (
             (tmp_path / f"error.{rank}")
             .read_text()
-            .startswith(f"{start}the targets of batch {rank} do not fit the detector")
+            .startswith(f"{start}the targets of item {rank} do not fit the detector")
         )
 
 

@@ -84,6 +84,29 @@ def test_rows_equal_brute_force(seed: int) -> None:
     assert not np.isnan(found.errors[found.paired][:, :7]).any()
 
 
+@pytest.mark.parametrize("fields", [BOX_FIELDS[:7], ("x1", "y1", "x2", "y2")])
+@pytest.mark.parametrize("column", [0, 1])
+def test_a_centre_of_nan_hides_no_other_object(fields, column: int) -> None:
+    box = np.array([[1.0, 2, 3, 4, 5, 6, 0.5]])[:, : len(fields)]
+    unknown = box.copy()
+    unknown[0, column] = np.nan
+    zeros = np.zeros(2, dtype=int)
+    for number, truth in enumerate(([unknown, box], [box, unknown])):
+        found = match(
+            np.concatenate([box, unknown]),
+            np.array([0.9, 0.8]),
+            zeros,
+            zeros,
+            np.concatenate(truth),
+            zeros,
+            zeros,
+            fields=fields,
+            classes=CLASSES,
+            uncertainty=np.ones(2),
+        )
+        assert found.pair.tolist() == [1 - number, -1]
+
+
 def test_fewer_fields_in_another_order() -> None:
     rng = np.random.default_rng(0)
     given = scene(rng, 50, 40)

@@ -168,7 +168,7 @@ def test_a_second_pass_of_no_frame_is_refused_by_name(tmp_path) -> None:
 def test_frames_skipped_before_the_cut_stay_skipped(tmp_path) -> None:
     frames = list(FRAMES)
     frames[1] = (torch.full_like(frames[1][0], float("nan")), frames[1][1])
-    with pytest.warns(BoxcovWarning, match="batch 1 holds 4096 NaN"):
+    with pytest.warns(BoxcovWarning, match="item 1 holds 4096 NaN"):
         cut(tmp_path / "c", frames=frames, options=FitOptions(nonfinite="skip"))
     resumed = fit(
         TinyCenter(),

@@ -223,7 +223,7 @@ def test_only_the_bad_layer_is_named_and_the_sums_are_unchanged(
     }
     with pytest.raises(
         BoxcovError,
-        match=rf"batch {bad} gives a NaN or infinite input or gradient "
+        match=rf"item {bad} gives a NaN or infinite input or gradient "
         r"at net\.stem\.3\.weight, though",
     ):
         accumulator.add(*items[bad], bad)

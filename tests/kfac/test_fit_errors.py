@@ -79,15 +79,15 @@ def test_bad_numbers_are_refused_before_a_frame_is_read(
         ([torch.randn(1, 2, 5, 5)], "item 0 is a Tensor"),
         (
             [random_item(), (torch.full((1, 2, 5, 5), float("nan")), torch.randn(1, 2, 25))],
-            "inputs of batch 1 holds 50 NaN or infinite values of 50",
+            "inputs of item 1 holds 50 NaN or infinite values of 50",
         ),
         (
             [(torch.randn(1, 2, 5, 5), torch.randn(1, 2, 7))],
-            "the targets of batch 0 do not fit the detector: RuntimeError",
+            "the targets of item 0 do not fit the detector: RuntimeError",
         ),
         (
             [(torch.randn(1, 2, 5, 5), None)],
-            "the targets of batch 0 do not fit the detector: TypeError",
+            "the targets of item 0 do not fit the detector: TypeError",
         ),
     ],
     ids=["empty", "no pair", "nan", "shape", "none"],
@@ -160,7 +160,7 @@ def test_a_loss_of_more_values_than_frames_is_refused(detector: NetDetector, in_
     wrong = PerLocation(_FromDict(detector.net) if in_dict else detector.net)
     with pytest.raises(
         BoxcovError,
-        match=r"loss\(\) returned 75 values for batch 0, which has 3 frames: "
+        match=r"loss\(\) returned 75 values for item 0, which has 3 frames: "
         "return the sum over each frame",
     ):
         fit(wrong, frames)

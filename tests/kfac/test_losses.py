@@ -92,7 +92,7 @@ def test_bad_weights_are_named(given) -> None:
     with pytest.raises(
         BoxcovError,
         match="frame_weight must return a finite number of at least 0 for each of the 2 frames "
-        "of batch 0, got",
+        "of item 0, got",
     ):
         fit(
             detector,

@@ -50,9 +50,9 @@ def bad_items() -> dict[str, tuple[Any, Any]]:
 
 
 MESSAGES = {
-    "inputs": r"inputs of batch 2 holds 20 NaN or infinite values of 100",
-    "loss": r"the loss of batch 2 is nan in frame 1 of the batch",
-    "gradient": r"batch 2 gives a NaN or infinite input or gradient "
+    "inputs": r"inputs of item 2 holds 20 NaN or infinite values of 100",
+    "loss": r"the loss of item 2 is nan in its frame 1",
+    "gradient": r"item 2 gives a NaN or infinite input or gradient "
     r"at net\.0\.weight, net\.2\.weight, though its loss is finite",
 }
 
@@ -69,7 +69,7 @@ def test_a_frame_that_is_not_finite_is_fatal_and_named(detector, kind) -> None:
 def test_skipped_frames_leave_no_trace_but_their_number(detector, kind, place, tmp_path) -> None:
     good = [item(), item(), item()]
     frames = [*good[:place], bad_items()[kind], *good[place:]]
-    with pytest.warns(BoxcovWarning, match=f"batch {place} .*: left out"):
+    with pytest.warns(BoxcovWarning, match=f"item {place} .*: left out"):
         found = fit(detector, frames, prior_precision=1.0, options=FitOptions(nonfinite="skip"))
     expected = fit(detector, good, n_data=8, prior_precision=1.0)
     assert (found.frames, found.skipped, found.n_data, found.loss) == (6, 1, 8, expected.loss)
@@ -105,7 +105,7 @@ def test_skipping_every_frame_is_an_error(detector) -> None:
 def test_frames_are_named_as_the_data_set_has_them() -> None:
     inputs, targets = batched(shapes.frames(count=2), 2)[0]
     targets = [{**target, "token": f"token-{i}"} for i, target in enumerate(targets)]
-    with pytest.raises(BoxcovError, match=r"batch 0 holds 8192 NaN .*\(token-0, token-1\)"):
+    with pytest.raises(BoxcovError, match=r"item 0 holds 8192 NaN .*\(token-0, token-1\)"):
         fit(TinyCenter(), [(inputs * NAN, targets)])
 
 

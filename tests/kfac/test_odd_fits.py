@@ -201,7 +201,7 @@ def test_an_infinite_pixel_names_its_batch(detector: NetDetector, bad: int) -> N
     frames[bad][0][0, 0, 2, 2] = inf  # tanh maps it to 1
     raw = detector(frames[bad][0])
     assert bool(detector.loss(raw, frames[bad][1]).isfinite().all())
-    with pytest.raises(BoxcovError, match=rf"batch {bad}\b"):
+    with pytest.raises(BoxcovError, match=rf"item {bad}\b"):
         fit(detector, frames)
 
 
@@ -222,7 +222,7 @@ def test_an_infinite_activation_names_its_batch_and_layer(bad: int) -> None:
     frames = [item(1, 0), item(1, 1), item(1, 2)]
     frames[bad][0][0, 0, 2, 2] = 1e4
     assert bool(detector.loss(detector(frames[bad][0]), frames[bad][1]).isfinite().all())
-    with pytest.raises(BoxcovError, match=rf"batch {bad}\b.*net\.first"):
+    with pytest.raises(BoxcovError, match=rf"item {bad}\b.*net\.first"):
         fit(detector, frames)
 
 

@@ -195,3 +195,8 @@ def test_without_data_weights_are_independent_with_their_rms(tiny, train_frames,
 def test_another_word_is_refused(tiny, text) -> None:
     with pytest.raises(BoxcovError, match=f"must be 'auto' or a number, got '{text}'"):
         fit(tiny, [], prior_precision=text)
+
+
+def test_fit_refuses_a_precision_per_layer(tiny) -> None:
+    with pytest.raises(BoxcovError, match=r"set one per layer with Posterior\.with_prior"):
+        fit(tiny, [], prior_precision={"stem.weight": 1.0})

@@ -13,7 +13,8 @@ from torch import Tensor
 from boxcov import GLM, MCGLM, MCI, BoxcovWarning, ExactGLM, fit
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.predict.linearize import short_way
-from boxcov.predict.route import directions, exact
+from boxcov.predict.route import exact
+from boxcov.predict.route.mcglm import MCGLMRouter
 from boxcov.predict.route.verification import (
     State,
     Verdict,
@@ -84,6 +85,11 @@ def deep(tiny, train_frames):
         (ExactGLM, "stages", "none"),
         (MCGLM, "stages", "none"),
         (GLM, "one backward pass per number", "the same"),
+        (
+            lambda d, p: MCGLM(d, p, 4, derivative="fd", epsilon=1e-5),
+            "finite differences",
+            "finite differences",
+        ),
         (lambda d, p: MCI(d, p.with_prior(1e4)), "instances", "none"),
     ],
 )
@@ -91,6 +97,12 @@ def test_route_of_a_head_posterior(tiny, posterior, image, method, head: str, be
     model = method(tiny, posterior)
     model(image)
     assert (model.router.route.head, model.router.route.below) == (head, below)
+
+
+def test_a_route_without_choice_is_known_at_once(tiny, posterior) -> None:
+    model = GLM(tiny, posterior)
+    assert model.build_router().route == model.router.route  # built again when weights move
+    assert "route: head layers by one backward pass" in repr(model)
 
 
 @pytest.mark.parametrize(
@@ -159,13 +171,13 @@ def test_wrong_tangents_are_refused_with_one_warning(tiny, deep, train_frames, m
     inputs = torch.cat([train_frames[i][0] for i in range(4)])
     expected = MCGLM(tiny, deep, 4)(inputs).covariance
     assert len(expected) >= 8
-    original = directions.DirectionRouter._fast
+    original = MCGLMRouter._fast
 
     def wrong(self, point, staged):
         fast = original(self, point, staged)
         return None if fast is None else (2 * fast[0], 2 * fast[1])
 
-    monkeypatch.setattr(directions.DirectionRouter, "_fast", wrong)
+    monkeypatch.setattr(MCGLMRouter, "_fast", wrong)
     model = MCGLM(tiny, deep, 4)
     with pytest.warns(BoxcovWarning, match=r"propagated tangents differ from vmap\(jvp\)") as seen:
         found = [model(inputs).covariance for _ in range(2)]

@@ -20,17 +20,17 @@ _PLANE = [0, 1, 3, 4, 6]  # x y w l yaw among x y z w l h yaw
 
 
 class Predictions(NamedTuple):
-    """Predictions of one class: ``shape`` is (n, 2) centres, or (n, 4) boxes x1 y1 x2 y2."""
+    """Predictions of one class."""
 
-    shape: Array
+    geometry: Array  # (n, 2) centres, or (n, 4) boxes x1 y1 x2 y2
     scores: Array  # (n,)
     frame: Array  # (n,)
 
 
 class Objects(NamedTuple):
-    """Objects of one class, with the same ``shape`` as the predictions."""
+    """Objects of one class, as centres or boxes like the predictions."""
 
-    shape: Array
+    geometry: Array  # (k, 2) or (k, 4)
     frame: Array  # (k,)
 
 
@@ -57,13 +57,14 @@ def match(
     Predictions: ``boxes`` (n, D); ``scores``, ``labels``, ``frame``, ``uncertainty`` and
     ``score_variance`` (n,); ``covariance`` and ``predictive`` (n, D, D).
     Objects of the same frames: ``truth_boxes`` (k, D), ``truth_labels`` and ``truth_frame`` (k,).
-    Fields of an object may be NaN (unknown velocity).
+    Fields of an object may be NaN (unknown velocity); with a NaN in its centre, or in a box of an
+    image, it is never paired.
 
-    By falling score, each prediction takes the best free object. Boxes with x, y, w, l, yaw take
-    the nearest centre in the plane, closer than ``limit`` metres; their IoU is that of volumes if
-    they have z and h, else of areas seen from above. Boxes x1 y1 x2 y2 take the largest IoU, at
-    least 0.5; ``limit`` is ignored. Where ``pair`` (n,) states the objects, -1 for none, they are
-    not looked for.
+    In order of decreasing score, each prediction takes the best free object. Boxes with x, y, w, l,
+    yaw take the nearest centre in the plane, closer than ``limit`` metres; their IoU is that of
+    volumes if they have z and h, else of areas seen from above. Boxes x1 y1 x2 y2 take the largest
+    IoU, at least 0.5; ``limit`` is ignored. Where ``pair`` (n,) states the objects, -1 for none,
+    they are not looked for.
 
     >>> car, zero = np.array([[10.0, 0.0, 2.0, 4.0, 0.0]]), np.array([0])
     >>> found = match(
@@ -126,12 +127,14 @@ def _rows(value: Array | None, keep: Array) -> Array | None:
 def pair_by_distance(predictions: Predictions, objects: Objects, limit: float) -> Array:
     """Return the index of the object paired with each prediction of one class (n,); -1 for none.
 
-    By falling score over all frames, each prediction takes the nearest free object of its frame,
-    if it is closer than ``limit`` metres. Shapes are centres in the plane.
+    In order of decreasing score over all frames, each prediction takes the nearest free object of
+    its frame, if it is closer than ``limit`` metres. The geometry is centres in the plane; one with
+    a NaN is never paired.
     """
 
     def nearest(i: int, free: Array) -> int:
-        distance = np.linalg.norm(objects.shape[free] - predictions.shape[i], axis=1)
+        distance = np.linalg.norm(objects.geometry[free] - predictions.geometry[i], axis=1)
+        distance[np.isnan(distance)] = np.inf  # argmin would choose NaN
         best = int(distance.argmin())
         return best if distance[best] < limit else -1
 
@@ -141,12 +144,14 @@ def pair_by_distance(predictions: Predictions, objects: Objects, limit: float) -
 def pair_by_iou(predictions: Predictions, objects: Objects) -> Array:
     """Return the index of the object paired with each prediction of one class (n,); -1 for none.
 
-    By falling score, each prediction takes the free object of its frame with the largest IoU, if
-    that is at least ``MIN_IOU``. Shapes are boxes x1 y1 x2 y2.
+    In order of decreasing score, each prediction takes the free object of its frame with the
+    largest IoU, if that is at least ``MIN_IOU``. The geometry is boxes x1 y1 x2 y2; one with a NaN
+    is never paired.
     """
 
     def largest(i: int, free: Array) -> int:
-        iou = iou_2d(np.broadcast_to(predictions.shape[i], (len(free), 4)), objects.shape[free])
+        box = np.broadcast_to(predictions.geometry[i], (len(free), 4))
+        iou = iou_2d(box, objects.geometry[free])
         best = len(iou) - 1 - int(iou[::-1].argmax())  # the last of equal ones, as COCO does
         return best if iou[best] >= MIN_IOU else -1
 
@@ -156,7 +161,11 @@ def pair_by_iou(predictions: Predictions, objects: Objects) -> Array:
 def _pair_greedily(
     predictions: Predictions, objects: Objects, choose: Callable[[int, Array], int]
 ) -> Array:
-    """By falling score, give each prediction the free object of its frame that ``choose`` picks."""
+    """Give each prediction, in order of decreasing score, the free object that ``choose`` picks.
+
+    ``choose`` gets the number of a prediction and the free objects of its frame, and returns an
+    index into them, or -1.
+    """
     paired = np.full(len(predictions.scores), -1)
     free = np.ones(len(objects.frame), dtype=bool)
     numbers, start = np.unique(np.sort(objects.frame), return_index=True)
@@ -187,12 +196,12 @@ def pair_classes(
     truth_boxes, truth_labels, truth_frame = objects
     in_image = has_layout(fields, IMAGE)
     names = IMAGE if in_image else ("x", "y")
-    shape, truth_shape = (b[:, columns(fields, names)] for b in (boxes, truth_boxes))
+    geometry, truth_geometry = (b[:, columns(fields, names)] for b in (boxes, truth_boxes))
     pair = np.full(len(boxes), -1)
     for label in np.unique(labels):
         rows, others = np.flatnonzero(labels == label), np.flatnonzero(truth_labels == label)
-        mine = Predictions(shape[rows], scores[rows], frame[rows])
-        theirs = Objects(truth_shape[others], truth_frame[others])
+        mine = Predictions(geometry[rows], scores[rows], frame[rows])
+        theirs = Objects(truth_geometry[others], truth_frame[others])
         found = pair_by_iou(mine, theirs) if in_image else pair_by_distance(mine, theirs, limit)
         pair[rows[found >= 0]] = others[found[found >= 0]]
     return pair

@@ -76,7 +76,7 @@ class Accumulator:
         self.sums: dict[str, FactorSums] = {}
         self.frames = 0
         self.loss = 0.0  # sum over frames
-        self.is_partial = False  # whether part of a batch is in the sums
+        self.is_partial = False  # whether part of an item is in the sums
 
     def factors(self) -> list[tuple[Layer, Tensor, Tensor]]:
         """Return the layer, Q and H of every layer."""
@@ -92,10 +92,10 @@ class Accumulator:
             self.losses.raw(inputs)
         self._check_all_found()
 
-    def add(self, inputs: Any, targets: Any, batch: int) -> None:
-        """Add one batch: its inputs to Q, the gradients of its frames' losses to H.
+    def add(self, inputs: Any, targets: Any, number: int) -> None:
+        """Add item ``number``: its inputs to Q, the gradients of its frames' losses to H.
 
-        If anything is raised, the sums stay those of the batches before.
+        If anything is raised, the sums stay those of the items before.
         """
         is_first = not self.frames
         buffers = versions(list(self.losses.detector.buffers())) if is_first else []
@@ -104,14 +104,14 @@ class Accumulator:
             if is_first:
                 self._check_all_found()
             with self._record(forward):  # loss() may call layers, too
-                losses = self.losses.compute(raw, inputs, targets, batch)
+                losses = self.losses.compute(raw, inputs, targets, number)
         check_buffers(buffers)
         wanted: list[Any] = [call.edge for call in forward.differentiable]
         aliases = self.losses.aliases if is_first else {}
         grads = torch.autograd.grad(losses.sum(), [*wanted, *aliases.values()], allow_unused=True)
         output_grads = grads[: len(wanted)]
         Q, H = self._terms(forward, output_grads)
-        loss = _finite_loss(Q + H, losses, batch)
+        loss = _finite_loss(Q + H, losses, number)
         if is_first:
             weight_grads = {
                 name: torch.zeros_like(alias) if d is None else d
@@ -303,14 +303,14 @@ def _weight_gradient(call: LayerCall, d: Tensor, has_bias: bool) -> tuple[Tensor
     return ((D @ a.transpose(-1, -2)).sum(0), (D.abs() @ a.abs().transpose(-1, -2)).sum(0))
 
 
-def _finite_loss(terms: list[_NamedTerm], losses: Tensor, batch: int) -> float:
+def _finite_loss(terms: list[_NamedTerm], losses: Tensor, number: int) -> float:
     """Return the sum of the losses; raise if a term is not finite. Synchronizes once."""
     totals = [losses.detach().sum(dtype=torch.float64), *(term.total for _, term in terms)]
     loss, *values = torch.stack(totals).tolist()
     bad = list(dict.fromkeys(name for (name, _), v in zip(terms, values) if not isfinite(v)))
     if bad:
         raise NotFiniteFrameError(
-            f"batch {batch} gives a NaN or infinite input or gradient at {join_names(bad)}, "
+            f"item {number} gives a NaN or infinite input or gradient at {join_names(bad)}, "
             "though its loss is finite"
         )
     return float(loss)

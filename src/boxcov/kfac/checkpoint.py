@@ -172,7 +172,7 @@ class PassSums(Protocol):
     def is_partial(self) -> bool:
         """Whether part of an item is in the sums; a second interrupt may come at any moment."""
 
-    def add(self, inputs: Any, targets: Any, batch: int) -> None:
+    def add(self, inputs: Any, targets: Any, number: int) -> None:
         """Add one item; if anything is raised, the sums stay those of the items before."""
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:

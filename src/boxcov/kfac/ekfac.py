@@ -38,7 +38,7 @@ class GradientMoments:
         self.kfac_posterior, self.losses = posterior, losses
         self.device = losses.device
         self.frames = 0
-        self.is_partial = False  # whether part of a batch is in the sums
+        self.is_partial = False  # whether part of an item is in the sums
         self.squares = {  # (G, n_out, n_in) sums of (V^T G_f U)^2 over frames, by layer
             name: torch.zeros_like(block.curvature, dtype=torch.float64)
             for name, block in posterior.blocks.items()
@@ -52,12 +52,12 @@ class GradientMoments:
                 digest.update(factor.vectors.detach().cpu().contiguous().numpy().tobytes())
         return {"basis": digest.hexdigest()}
 
-    def add(self, inputs: Any, targets: Any, batch: int) -> None:
-        """Add one batch; if anything is raised, the sums stay those of the batches before."""
+    def add(self, inputs: Any, targets: Any, number: int) -> None:
+        """Add one item; if anything is raised, the sums stay those of the items before."""
         aliases = self.losses.aliases
         with torch.enable_grad():
             raw = self.losses.raw(inputs)
-            losses = self.losses.compute(raw, inputs, targets, batch).unbind()
+            losses = self.losses.compute(raw, inputs, targets, number).unbind()
         gradients = []
         for frame, loss in enumerate(losses):
             grads = torch.autograd.grad(
@@ -68,7 +68,7 @@ class GradientMoments:
                 materialize_grads=True,
             )
             gradients.append(dict(zip(aliases, grads)))
-        _check_finite(gradients, batch)
+        _check_finite(gradients, number)
         self.is_partial = True
         for each in gradients:
             self._add_frame(each)
@@ -112,7 +112,7 @@ class GradientMoments:
         self.frames = frames
 
 
-def _check_finite(gradients: list[dict[str, Tensor]], batch: int) -> None:
+def _check_finite(gradients: list[dict[str, Tensor]], number: int) -> None:
     squares = [
         torch.stack([at_least_float32(d).square().sum().double() for d in each.values()])
         for each in gradients
@@ -121,6 +121,6 @@ def _check_finite(gradients: list[dict[str, Tensor]], batch: int) -> None:
     if not bool(finite.all()):
         bad = [name for name, ok in zip(gradients[0], finite.tolist()) if not ok]
         raise NotFiniteFrameError(
-            f"batch {batch} gives a NaN or infinite gradient at {join_names(bad)}, "
+            f"item {number} gives a NaN or infinite gradient at {join_names(bad)}, "
             "though its loss is finite"
         )

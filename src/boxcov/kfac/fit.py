@@ -88,21 +88,22 @@ def fit(
 ) -> Posterior:
     """Return the Laplace posterior of the detector's weights.
 
-    frames: yields pairs (inputs, targets), any number of frames per item.
+    frames: yields items, which are pairs (inputs, targets) with any number of frames in each.
     depth: "head", "neck" (neck and head), "backbone" (all three), or a list of module names.
     n_data: number of training frames; by default the number of frames in ``frames``, also if
         ``options.fraction`` uses only a share of them.
     prior_precision: precision tau of the Gaussian prior, or "auto": one per layer, from the
         marginal likelihood or the RMS of the weights, see
-        ``boxcov.posterior.prior.auto_prior_precision``. The form "paper" has no prior.
+        ``boxcov.posterior.prior.auto_prior_precision``. ``Posterior.with_prior`` sets your own per
+        layer. The form "paper" has no prior.
     fisher: "empirical" (the paper), "mc" (the detector samples the targets, so frames may be
         (inputs, None)), or "identity" (a baseline).
     options: see ``FitOptions``.
     checkpoint: where an interrupted fit continues, see ``Checkpoint``.
     distributed: every process of torch.distributed's default group makes the same call, processes
         its share of the items and gets the same posterior.
-    progress: called with the number of items done and their total, or None if that is unknown;
-        two passes count twice.
+    progress: called with the number of items done and their total, which is None if unknown. With
+        ``options.ekfac``, which reads every item twice, both numbers count every item twice.
 
     >>> import boxcov
     >>> from boxcov.data import shapes
@@ -112,12 +113,12 @@ def fit(
     (4, 1000.0)
     """
     _check_arguments(frames, fisher, options)
-    tau = _first_precision(prior_precision, n_data)
+    tau = _initial_prior_precision(prior_precision, n_data)
     check_finite_weights(detector)
     parameters = select_parameters(detector, depth, options.exclude)
     world = World.current() if distributed else World()
     items = Items(frames, options.fraction, options.seed, world)
-    settings = _settings(detector, depth, fisher, options)
+    settings = _checkpoint_settings(detector, depth, fisher, options)
     settings |= {"parameters": list(parameters), **items.settings()}
     passes = _Passes(items, options, settings, checkpoint, progress)
     sample_seed = options.seed if fisher == "mc" else None
@@ -184,7 +185,7 @@ class _Passes:
             each.check_path(settings)  # before any work is done
 
     def run(self, sums: PassSums, settings: Mapping[str, Any] | None = None) -> tuple[int, int]:
-        """Add all items to ``sums``; return how many items this rank added and left out.
+        """Add the items of this rank to ``sums``; return how many were added, and left out.
 
         settings: what decides the sums, in addition to the settings of the fit.
         """
@@ -202,7 +203,8 @@ class _Passes:
             checkpointer.save()  # what follows may fail: other ranks, a full disk
         self._done += checkpointer.next_item
         self.skipped += checkpointer.skipped
-        return world.count_items(checkpointer.next_item) - len(self.skipped), len(self.skipped)
+        n_own, n_skipped = world.count_items(checkpointer.next_item), len(self.skipped)
+        return n_own - n_skipped, n_skipped
 
     def _add(self, sums: PassSums, number: int, item: Any) -> bool:
         """Add one item; return whether it was finite."""
@@ -226,7 +228,7 @@ def _load_item(item: Any, number: int, device: torch.device) -> tuple[Any, Any]:
             f"frames must give pairs (inputs, targets); item {number} is a {type(item).__name__}"
         )
     inputs, targets = item
-    return ready(inputs, device, f"inputs of batch {number}"), move(targets, device)
+    return ready(inputs, device, f"inputs of item {number}"), move(targets, device)
 
 
 def _find_layers(
@@ -243,7 +245,7 @@ def _find_layers(
     raise BoxcovError(_EMPTY)
 
 
-def _settings(
+def _checkpoint_settings(
     detector: Detector, depth: str | Sequence[str], fisher: str, options: FitOptions
 ) -> dict[str, Any]:
     """Return what decides the sums of a checkpoint."""
@@ -262,19 +264,23 @@ def _settings(
 
 
 def _tokens(targets: Any) -> str:
-    """Return the data set's names of the frames of a batch, if it has any."""
+    """Return the data set's names of the frames of an item, if it has any."""
     entries = targets if isinstance(targets, list) else []
     tokens = [entry["token"] for entry in entries if isinstance(entry, dict) and "token" in entry]
     return f" ({join_names(tokens)})" if tokens else ""
 
 
-def _first_precision(prior_precision: float | str, n_data: float | None) -> float:
-    """Return the prior precision, 1 until "auto" chooses; raise if it is out of range."""
+def _initial_prior_precision(prior_precision: float | str, n_data: float | None) -> float:
+    """Return the prior precision, for "auto" 1 until it is chosen; raise if it is out of range."""
+    if isinstance(prior_precision, Mapping):
+        raise BoxcovError(
+            "prior_precision must be 'auto' or a number: fit with a number, then set one per layer "
+            "with Posterior.with_prior"
+        )
     if isinstance(prior_precision, str) and prior_precision != "auto":
         raise BoxcovError(f"prior_precision must be 'auto' or a number, got {prior_precision!r}")
     tau = 1.0 if isinstance(prior_precision, str) else prior_precision
-    for name, precision in (tau if isinstance(tau, dict) else {"all layers": tau}).items():
-        check_precisions(1.0 if n_data is None else n_data, precision, name)
+    check_precisions(1.0 if n_data is None else n_data, tau, "all layers")
     return tau
 
 
@@ -292,7 +298,10 @@ def _check_arguments(frames: Iterable[Any], fisher: str, options: FitOptions) ->
 
 
 def _check_factors(accumulator: Accumulator, skipped: int) -> None:
-    """Raise if nothing was accumulated; warn where all gradients are zero."""
+    """Raise if no frame was added, a layer saw no location, or the loss does not depend on a layer.
+
+    Warn of layers whose gradients are all zero.
+    """
     frames, sums = accumulator.frames, accumulator.sums
     if not frames:
         raise BoxcovError(

@@ -12,7 +12,7 @@ from boxcov._torch.modules import fresh, shadow
 from boxcov.detector import Detector, part_modules
 from boxcov.errors import BoxcovError, NotFiniteFrameError, join_names
 
-FrameWeight = Callable[[Any], Any]  # from the targets of a batch to the weights (B,) of its frames
+FrameWeight = Callable[[Any], Any]  # from the targets of an item to the weights (B,) of its frames
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 _WRAPPED = "model."  # the names of a model inside boxcov.wrap begin with it
 
@@ -53,18 +53,18 @@ class FrameLosses:
         """Return the raw outputs; ``inputs`` are copied, because forward may change them."""
         return self.detector(fresh(inputs))
 
-    def compute(self, raw: Any, inputs: Any, targets: Any, batch: int) -> Tensor:
-        """Return the checked and weighted loss of each frame (B,) of item number ``batch``."""
+    def compute(self, raw: Any, inputs: Any, targets: Any, number: int) -> Tensor:
+        """Return the checked and weighted loss of each frame (B,) of item ``number``."""
         most = most_frames(inputs, targets)
         if self.sample_seed is not None:
             generator = torch.Generator(self.device)
             targets = _sample_targets(
-                self.detector, raw, generator.manual_seed(item_seed(self.sample_seed, batch))
+                self.detector, raw, generator.manual_seed(item_seed(self.sample_seed, number))
             )
-        losses = _frame_losses(self.detector, raw, targets, batch)
+        losses = _frame_losses(self.detector, raw, targets, number)
         if most is not None and len(losses) > most:
             raise BoxcovError(
-                f"loss() returned {len(losses)} values for batch {batch}, which has {most} frames: "
+                f"loss() returned {len(losses)} values for item {number}, which has {most} frames: "
                 "return the sum over each frame's locations or boxes, shape (B,)"
             )
         if self.frame_weight is None:
@@ -75,7 +75,7 @@ class FrameLosses:
         if weights.shape != losses.shape or not bool((weights.isfinite() & (weights >= 0)).all()):
             raise BoxcovError(
                 "frame_weight must return a finite number of at least 0 for each of the "
-                f"{len(losses)} frames of batch {batch}, got {weights.tolist()}"
+                f"{len(losses)} frames of item {number}, got {weights.tolist()}"
             )
         return losses * weights
 
@@ -85,14 +85,14 @@ def item_seed(seed: int, number: int) -> int:
     return 1_000_003 * seed + number
 
 
-def _frame_losses(detector: Detector, raw: Any, targets: Any, batch: int) -> Tensor:
+def _frame_losses(detector: Detector, raw: Any, targets: Any, number: int) -> Tensor:
     try:
         losses = detector.loss(raw, targets)
     except (BoxcovError, torch.OutOfMemoryError):
         raise
     except (RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise BoxcovError(
-            f"the targets of batch {batch} do not fit the detector: {type(error).__name__}: {error}"
+            f"the targets of item {number} do not fit the detector: {type(error).__name__}: {error}"
         ) from error
     if not isinstance(losses, Tensor) or losses.dim() != 1 or not len(losses):
         form = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
@@ -103,12 +103,12 @@ def _frame_losses(detector: Detector, raw: Any, targets: Any, batch: int) -> Ten
     if not bool(losses.isfinite().all()):
         bad = [i for i, ok in enumerate(losses.isfinite().tolist()) if not ok]
         raise NotFiniteFrameError(
-            f"the loss of batch {batch} is {losses[bad[0]].item()} in frame {bad[0]} of the batch: "
+            f"the loss of item {number} is {losses[bad[0]].item()} in its frame {bad[0]}: "
             "its inputs or targets hold a NaN, an infinity or a value out of range"
         )
     if not losses.requires_grad:
         raise BoxcovError(
-            f"the loss of batch {batch} has no gradient for any chosen layer: does loss() detach "
+            f"the loss of item {number} has no gradient for any chosen layer: does loss() detach "
             "its inputs, or does forward() run under no_grad or a reentrant checkpoint?"
         )
     return losses

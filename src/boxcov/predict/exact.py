@@ -22,11 +22,13 @@ from boxcov.predict.route.router import DEFAULT_ENGINE, EngineOptions
 class ExactGLM(PosteriorPredictor):
     """The full D x D covariance of every box, exact.
 
-    samples: for a posterior that reaches below the head: estimate that part by Monte Carlo with
-        this many samples, drawn with ``seed``. None: that part is exact too, at one backward pass
-        per number. Covariance adds over layers, so the two parts are added.
+    detector, posterior: the posterior must be one of this detector and its weights.
+    samples: for a posterior that reaches below the head: estimate the part of the layers there by
+        Monte Carlo with this many samples. None: that part is exact too, and takes one backward
+        pass per field of each box. Covariance adds over layers, so the two parts are added.
+    seed: random seed of these samples.
     with_logit: also return the variance of each score's logit and its covariance with the box.
-    engine: speed against accuracy and memory.
+    engine: numerical options, see ``EngineOptions``.
 
     >>> import boxcov
     >>> from boxcov.data import shapes
@@ -71,9 +73,9 @@ class ExactGLM(PosteriorPredictor):
         return {**super().settings(), **own, "precision": precision, "tolerance": tolerance}
 
     def predict(self, point: LinearizationPoint) -> Detections:
-        covariance, row, below = self.router.covariance(point)
-        found = point.detections(row, covariance=covariance)
-        return self._with_part_below(found, below) if self._reaches_below else found
+        exact = self.router.covariance(point)
+        found = point.detections(exact.logit_row, covariance=exact.boxes)
+        return self._with_part_below(found, exact.below) if self._reaches_below else found
 
     def _empty(self, point: LinearizationPoint) -> Detections:
         found = super()._empty(point)

@@ -14,6 +14,7 @@ from boxcov.errors import check_whole
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.linearize import LinearizationPoint, logit_fields
 from boxcov.predict.predictor import PosteriorPredictor
+from boxcov.predict.route.glm import GLMRouter
 
 
 class GLM(PosteriorPredictor):
@@ -46,7 +47,9 @@ class GLM(PosteriorPredictor):
             check_whole("max_boxes", max_boxes)
         self.max_boxes = max_boxes
         super().__init__(detector, posterior, with_logit)
-        self.router.settle("one backward pass per number", "the same")
+
+    def build_router(self) -> GLMRouter:
+        return GLMRouter(self.linearize(), self.engine)
 
     def predict(self, point: LinearizationPoint) -> Detections:
         with torch.enable_grad():

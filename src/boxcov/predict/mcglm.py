@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from torch import Tensor
-
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, check_choice, check_whole
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.finite_difference import check_step, finite_differences
 from boxcov.predict.forward_mode.derivatives import sample_covariance
 from boxcov.predict.linearize import LinearizationPoint
 from boxcov.predict.predictor import PosteriorPredictor
-from boxcov.predict.route.directions import DirectionRouter
-from boxcov.predict.route.router import DEFAULT_ENGINE, EngineOptions, Router
+from boxcov.predict.route.mcglm import FiniteDifferenceRouter, MCGLMRouter
+from boxcov.predict.route.router import DEFAULT_ENGINE, EngineOptions
 
 Derivative = Literal["jvp", "fd"]
 
@@ -23,12 +20,13 @@ Derivative = Literal["jvp", "fd"]
 class MCGLM(PosteriorPredictor):
     """The paper's method: derivatives along samples of the posterior, and their covariance.
 
+    detector, posterior: the posterior must be one of this detector and its weights.
     samples: k, the number of directions, which are drawn once with ``seed``. The error of the
         covariance falls as 1 / sqrt(k), while ``ExactGLM`` has none.
     derivative: "jvp" is forward-mode differentiation, exact; "fd" is the paper's finite difference
         with the step ``epsilon``.
     with_logit: also return the variance of each score's logit and its covariance with the box.
-    engine: speed against accuracy and memory.
+    engine: numerical options, see ``EngineOptions``.
 
     >>> import boxcov
     >>> from boxcov.data import shapes
@@ -41,7 +39,7 @@ class MCGLM(PosteriorPredictor):
     """
 
     method = "mcglm"
-    router: DirectionRouter | Router  # of finite differences
+    router: MCGLMRouter | FiniteDifferenceRouter
     samples: int
 
     def __init__(
@@ -63,10 +61,10 @@ class MCGLM(PosteriorPredictor):
         self.samples, self.derivative, self.epsilon, self.seed = samples, derivative, epsilon, seed
         super().__init__(detector, posterior, with_logit, engine)
 
-    def build_router(self) -> DirectionRouter | Router:
+    def build_router(self) -> MCGLMRouter | FiniteDifferenceRouter:
         if self.derivative == "fd":
-            return super().build_router()
-        return DirectionRouter(
+            return FiniteDifferenceRouter(self.linearize(), self.engine, self.etas, self.epsilon)
+        return MCGLMRouter(
             self.linearize(), self.posterior, self.engine, self.etas, self.with_logit
         )
 
@@ -81,18 +79,6 @@ class MCGLM(PosteriorPredictor):
         return {**super().settings(), **own}
 
     def predict(self, point: LinearizationPoint) -> Detections:
-        if isinstance(self.router, DirectionRouter):
-            boxes, A = self.router.derivatives(point)
-        else:
-            A = self._differences(point)
-            boxes = A[:, : point.boxes.shape[1]].contiguous()
+        boxes, A = self.router.derivatives(point)
         row = sample_covariance(A)[:, -1] if self.with_logit else None
         return point.detections(row, covariance=sample_covariance(boxes))
-
-    def _differences(self, point: LinearizationPoint) -> Tensor:
-        """J eta of z (m, D, k), one pass per direction; the step is checked on the first boxes."""
-        A = finite_differences(point, self.etas, self.epsilon)
-        if self.router.route is None:
-            self.router.settle("finite differences", "finite differences")
-            check_step(point, self.etas, self.epsilon, A)
-        return A

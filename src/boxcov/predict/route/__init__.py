@@ -1,26 +1,30 @@
-"""How a frame is computed: the only place that decides.
+"""How ``model(inputs)`` computes a frame: the only place that chooses between engines.
 
-``router.py`` runs the plain pass, ``exact.py`` routes ExactGLM, ``directions.py`` MCGLM and
-``mci.py`` MCI. Each router holds one ``Verification`` per fast engine (``verification.py``) and
-chooses among the engines on the first boxes:
+``router.py`` runs the plain pass. ``exact.py``, ``mcglm.py``, ``glm.py`` and ``mci.py`` hold the
+router of one estimator each. A router holds one ``Verification`` per fast engine
+(``verification.py``; that of ``instances()`` in ``instances.py``) and chooses among the engines on
+the first boxes:
 
 ==========================  ====================================================================
 engine                      verified against
 ==========================  ====================================================================
 ``InstanceEngine``          ``decode()``: equal boxes, equal gradients
 ``StagedHead``, exact       ``InstanceEngine``, for every kind of box
-``StagedHead``, directions  vmap(jvp), for every kind of box
+``StagedHead``, MCGLM       vmap(jvp), for every kind of box
 ``TangentPropagation``      vmap(jvp)
 ``StaticGraph``             the plain pass, bit for bit
 ==========================  ====================================================================
 
 Autograd and vmap(jvp) work for any detector; they are the oracles and need no verification. An
-engine starts UNVERIFIED. It becomes VERIFIED when it agrees with its oracle. Its
-result is used for that frame and all later ones, so a frame gives the same result whether it comes
-first or later. A new kind of box (another task or level) is verified when it first appears.
-An optional speed-up that contradicts its oracle, or is not available, becomes REFUSED; its oracle
-is used and one warning says so. Stages or instances that contradict their oracle are an error of
-the detector: ``BoxcovError``.
+engine starts UNVERIFIED. It becomes VERIFIED when it agrees with its oracle. Its result is used for
+that frame and all later ones, so a frame gives the same result whether it comes first or later. A
+new kind of box (another task or level) is verified when it first appears.
+
+An engine that becomes REFUSED is replaced by its oracle. That happens without a warning where the
+engine is not available: the detector has no such method, or the network uses an operation that the
+engine has no rule for. One warning is given where propagated tangents contradict their oracle, or
+where a CUDA graph does or cannot be captured. Stages or instances that contradict their oracle are
+an error of the detector: ``BoxcovError``.
 
 Rounding differs between two engines, and an activation at its kink (ReLU at zero) may fall to
 either side, which changes a box's derivatives by some per cent. A few boxes that differ are

@@ -33,6 +33,15 @@ class HeadPart:
     tangents_below: Tensor | None = None  # derivatives (m, D, k) along normalised directions
 
 
+@dataclass(frozen=True)
+class ExactCovariance:
+    """The covariance of the m boxes of a frame."""
+
+    boxes: Tensor  # (m, D, D)
+    logit_row: Tensor | None  # (m, D + 1), covariance of the score logit with box and logit
+    below: Tensor | None  # (m, D, D), the part of ``boxes`` from the layers below the head
+
+
 class ExactRouter(TangentRouter):
     """Chooses for ``ExactGLM``; etas: directions for Monte Carlo below the head, else autograd."""
 
@@ -63,14 +72,14 @@ class ExactRouter(TangentRouter):
             return None
         return self.propagation.tangents(self._etas_below, self.staged_head.first_layer)
 
-    def covariance(self, point: LinearizationPoint) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The covariance of the boxes (m, D, D), the row (m, D + 1) of the score logit, and the
-        part of the covariance that comes from the layers below the head."""
-        boxes = replace(point, logits=None)
-        head = self._head(boxes)
-        below = self._below(boxes, head) if head.below else None
-        covariance = head.covariance if below is None else head.covariance + below
-        return covariance, self._logit_row(point, head) if self.with_logit else None, below
+    def covariance(self, point: LinearizationPoint) -> ExactCovariance:
+        """The covariance of a frame with at least one box."""
+        without_logits = replace(point, logits=None)
+        head = self._head(without_logits)
+        below = self._below(without_logits, head) if head.below else None
+        boxes = head.covariance if below is None else head.covariance + below
+        row = self._logit_row(point, head) if self.with_logit else None
+        return ExactCovariance(boxes, row, below)
 
     def _head(self, point: LinearizationPoint) -> HeadPart:
         """By stages where they are verified for all boxes, else by instance or not at all."""
@@ -82,12 +91,16 @@ class ExactRouter(TangentRouter):
             part = self._head_by_instance(point)
         else:
             part = self._verify_stages(point, staged)
+        self._settle(part, staged)
+        return part
+
+    def _settle(self, part: HeadPart, staged: StagedResult | None) -> None:
+        """Record the route of a frame whose head took the slow way, or verified the fast one."""
         engine = "instances" if self._has_layers(part) else "autograd"
         if staged is not None and not self.stages_check.new_kinds(staged):
             engine = "stages"
         rest = "autograd" if self.etas is None else "vmap(jvp) along samples"
         self.settle(engine, rest if part.below else "none")
-        return part
 
     @matrix_precision("float32")
     def _verify_stages(self, point: LinearizationPoint, staged: StagedResult) -> HeadPart:
@@ -161,7 +174,10 @@ class ExactRouter(TangentRouter):
         return fast
 
     def _etas(self, layers: list[str]) -> dict[str, Tensor]:
-        """The directions of some layers, cut from those of all: a seed gives the same ones."""
+        """The directions of ``layers``, a part of those drawn for all layers of the posterior.
+
+        They do not depend on which layers are below the head, so a seed always gives the same ones.
+        """
         if self.etas is None:
             return {}
         return {name: self.etas[name] for name in self.posterior.restricted(layers).parameters}
@@ -181,9 +197,10 @@ class ExactRouter(TangentRouter):
         return row + sample_covariance(directional_derivatives(point, self._etas(below)))[:, -1]
 
     def _logit_by_autograd(self, point: LinearizationPoint, head: HeadPart) -> Tensor:
-        """The logit's row where instances() gives the boxes alone: a backward pass per logit.
+        """The logit's row where instances() gives boxes without logits: a backward pass per logit.
 
-        The layers of ``head`` know the gradients of the boxes, so these need no pass of their own.
+        The gradients of the boxes come from instances(), so they need no backward pass of the
+        whole network.
         """
         layers = [name for name in self.posterior.blocks if name not in head.below]
         runs = self.instances.runs(replace(point, logits=None))

@@ -63,9 +63,10 @@ class InstancesCheck(Verification):
             self._items.accept(subjects)
 
     def _compare(self, point: LinearizationPoint) -> Verdict:
-        """Verdict on numbers and gradients of a frame, both from the raw outputs of one pass.
+        """Verdict on numbers and gradients of a frame, by ``decode()`` and by ``instances()``.
 
-        In another precision than the plain pass those are not exactly the point's.
+        Both read the raw outputs of one new pass, not ``point.raw``: the plain pass may have run in
+        another precision.
         """
         linearized = point.linearized
         with torch.enable_grad():
@@ -90,7 +91,7 @@ class InstancesCheck(Verification):
                 _gradients((numbers * probe.to(numbers.dtype)).sum(), list(theta.values()))
                 for numbers in (decoded, z)
             ]
-        # the gradient of a weight upstream of what instances() reads does not pass the instances
+        # instances() start at detached raw outputs: weights upstream of these get no gradient
         upstream = self.upstream(own, leaves_read(z))
         errors = {
             name: _gradient_error(whole, by_instance)

@@ -1,4 +1,4 @@
-"""The options of all engines, and the router of the plain pass."""
+"""The options of all engines, and the base classes of the routers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LOG = getLogger("boxcov")
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Speed against accuracy and memory; the defaults give float32 accuracy.
+    """Numerical options of the engines. The defaults give float32 accuracy.
 
     precision: arithmetic of matrix products on a GPU: "float32", or "tf32", which is faster and
         less exact.
@@ -36,8 +36,8 @@ class EngineOptions:
         1e-3 or 1e-2 may be much faster.
     cuda_graphs: on a GPU, replay the static part of the detector and the head's stages as CUDA
         graphs; they hold memory.
-    verify: number of calls within which weights that were changed in place are noticed, whatever
-        changed them; every call reads this share of the weights. "always" reads all in each call.
+    verify: a change of weights in place raises an error within this many calls, because each call
+        compares a share of the weights, 1 / verify. "always" compares all weights in each call.
 
     >>> EngineOptions(precision="tf32")
     EngineOptions(precision='tf32', tolerance=1e-05, cuda_graphs=True, verify=16)
@@ -77,7 +77,7 @@ class Route:
 
 
 class Router:
-    """Runs the plain pass of every frame; derivatives run the whole network again."""
+    """Runs the plain pass of every frame and records the route; subclasses choose the engines."""
 
     def __init__(self, linearized: LinearizedDetector, options: EngineOptions) -> None:
         self.linearized, self.options = linearized, options

@@ -14,7 +14,7 @@ from boxcov.predict.head.stages import StagedResult
 
 BOX_TOLERANCE = 3e-2  # relative difference of a box's derivatives that a kink may cause in float32
 _ENOUGH_BOXES = 8
-_VERIFIED_BOXES = 128  # of a frame with more: its first pass would take 10 ms for each
+_VERIFIED_BOXES = 128  # compare at most this many boxes per frame; each costs about 10 ms
 
 
 class Verdict(Enum):
@@ -92,10 +92,10 @@ class StagesCheck(Verification):
             if judge_boxes(errors[which]) is Verdict.CONTRADICTS:
                 row = int(errors.where(which, 0).argmax())
                 raise BoxcovError(
-                    f"stages() contradicts instances() or decode(): box {int(rows[row])} has "
-                    f"{fast[row].diagonal().tolist()} by stages, "
-                    f"{slow[row].diagonal().tolist()} without; is a stage missing, or its norm or "
-                    "activation different?"
+                    f"stages() contradicts instances() or decode(): box {int(rows[row])}: relative "
+                    f"difference {float(errors[row]):.2g} between stages() and the reference "
+                    f"(tolerance {BOX_TOLERANCE:g}); is a stage missing, or its norm or activation "
+                    "different?"
                 )
         agrees = judge_boxes(errors) is Verdict.AGREES
         if agrees:
@@ -133,9 +133,10 @@ def judge_boxes(errors: Tensor) -> Verdict:
     """Verdict on relative differences (m,) of the covariance or derivatives of each box.
 
     With at least 8 boxes, more than a quarter of them off is a contradiction. With 2 to 7 boxes
-    only a difference of ten times the tolerance for all of them is one.
+    only a difference of ten times the tolerance for all of them is one. One box alone is never a
+    contradiction.
     """
-    wrong = int((~(errors <= BOX_TOLERANCE)).sum())  # NaN is wrong
+    wrong = int((~(errors <= BOX_TOLERANCE)).sum())  # NaN counts as wrong
     if wrong == 0:
         return Verdict.AGREES
     if len(errors) >= _ENOUGH_BOXES:
@@ -151,7 +152,8 @@ def judge_weights(
 
     boxes: how many boxes each gradient was summed over. A few boxes may sit at a kink.
     """
-    wrong = {name: error for name, error in errors.items() if not error <= tolerance}  # NaN is
+    # NaN counts as wrong
+    wrong = {name: error for name, error in errors.items() if not error <= tolerance}
     if not wrong:
         return Verdict.AGREES
     for name, error in wrong.items():

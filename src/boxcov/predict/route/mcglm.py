@@ -1,4 +1,7 @@
-"""The routes of MCGLM: derivatives along posterior samples."""
+"""The routes of MCGLM: derivatives along posterior samples.
+
+z are the numbers of a box and, with ``with_logit``, the logit of its score.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,37 @@ from torch import Tensor
 
 from boxcov._torch.process_state import matrix_precision
 from boxcov.posterior.posterior import Posterior
+from boxcov.predict.finite_difference import check_step, finite_differences
 from boxcov.predict.forward_mode.derivatives import check_decode, directional_derivatives
 from boxcov.predict.forward_mode.tangents import NoRule, Tangents
 from boxcov.predict.head.stages import StagedResult
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
-from boxcov.predict.route.router import EngineOptions, Route, TangentRouter
+from boxcov.predict.route.router import EngineOptions, Router, TangentRouter
 
 
-class DirectionRouter(TangentRouter):
+class FiniteDifferenceRouter(Router):
+    """Finite differences, for ``MCGLM(derivative="fd")``; the first boxes check their step."""
+
+    def __init__(
+        self,
+        linearized: LinearizedDetector,
+        options: EngineOptions,
+        etas: Mapping[str, Tensor],
+        epsilon: float,
+    ) -> None:
+        super().__init__(linearized, options)
+        self.etas, self.epsilon = etas, epsilon
+
+    def derivatives(self, point: LinearizationPoint) -> tuple[Tensor, Tensor]:
+        """J eta of the boxes (m, D, k) and of z, one pass per direction."""
+        A = finite_differences(point, self.etas, self.epsilon)
+        if self.route is None:
+            self.settle("finite differences", "finite differences")
+            check_step(point, self.etas, self.epsilon, A)
+        return A[:, : point.boxes.shape[1]].contiguous(), A
+
+
+class MCGLMRouter(TangentRouter):
     """Chooses for ``MCGLM``: stages for the head, propagated tangents for the rest, or vmap(jvp)
     for everything."""
 
@@ -35,14 +61,19 @@ class DirectionRouter(TangentRouter):
 
     def needs_trunk(self) -> bool:
         has_stages = not self.stages_check.is_refused
-        if self.route is None or (has_stages and not self.stages_check.is_verified):
+        if has_stages and not self.stages_check.is_verified:
             return True
         if self.tangents_check.is_verified:
             return False
         return not has_stages or bool(self._etas_below) or self.with_logit
 
     def next_tangents(self) -> Tangents | None:
-        if self.route is None or self.tangents_check.is_refused:
+        # tangents of the first boxes are propagated only after vmap(jvp) has run
+        return None if self.route is None else self._tangents()
+
+    def _tangents(self) -> Tangents | None:
+        """Tangents of all that stages do not compute; None if there is nothing to propagate."""
+        if self.tangents_check.is_refused:
             return None
         if self.with_logit or self.stages_check.is_refused:
             return self.propagation.tangents(self.etas)
@@ -51,7 +82,7 @@ class DirectionRouter(TangentRouter):
         return self.propagation.tangents(self._etas_below, self.staged_head.first_layer)
 
     def derivatives(self, point: LinearizationPoint) -> tuple[Tensor, Tensor]:
-        """J eta of the boxes (m, D, k) and of z, which includes the logit if there is one."""
+        """J eta of the boxes (m, D, k) and of z."""
         staged = self._run_stages(point)
         fast = self._fast(point, staged) if self._is_verified(point, staged) else None
         return self._verify(point, staged) if fast is None else fast
@@ -120,7 +151,9 @@ class DirectionRouter(TangentRouter):
         below = {name: eta for name, eta in self.etas.items() if name not in names}
         two = {name: eta[:2] for name, eta in below.items()}
         has_below = bool(two) and bool(directional_derivatives(head, two).any())
-        if has_below:  # with fewer weights the trunk reaches up to the head: equal features
+        if has_below:
+            # linearize in the head's weights only, so that the cached trunk ends at the head and
+            # both sides read the same features
             head = LinearizedDetector(self.linearized.detector, list(own)).at(point.inputs)
         if has_below or slow.is_cuda:  # a GPU may compute ``slow`` in TF32
             with matrix_precision("float32"):
@@ -134,8 +167,7 @@ class DirectionRouter(TangentRouter):
         self, point: LinearizationPoint, staged: StagedResult | None, A: Tensor
     ) -> tuple[Tensor, Tensor] | None:
         """The derivatives of this frame by the route of later ones; None if that is vmap(jvp)."""
-        self.route = self.route or Route("vmap(jvp)")  # a route of None propagates no tangents
-        tangents = self.next_tangents()
+        tangents = self._tangents()
         try:
             if tangents is not None:
                 point = self.linearized.with_tangents(point, tangents)
