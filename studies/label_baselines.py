@@ -1,6 +1,6 @@
 """What wrong labels are also ranked by: score, training loss, risk, residual, and size alone.
 
-Boxes and labels are paired as in the evaluation, class by class and by falling score. There is a
+Boxes and labels are paired as in the evaluation, class by class and by decreasing score. There is a
 row for each label, and for each box without one.
 """
 

@@ -30,10 +30,10 @@ class LabelPairs:
 def pair_labels(found: Detections, truth: GroundTruth) -> LabelPairs:
     """Return which boxes belong to which labels; needs an error model.
 
-    A label takes a box of its class by falling P(there is an object) times nearness, which is
+    A label takes a box of its class by decreasing P(there is an object) times nearness, which is
     exp(-distance in metres) below 2 m, or in images the IoU if it is at least 0.5. The evaluation
-    pairs by falling score alone: a false box that is surer than the right one would take its label.
-    Boxes are at the same place if their IoU is above 0.1 seen from above, or in images 0.5.
+    pairs by decreasing score alone: a false box that is surer than the right one would take its
+    label. Boxes are at the same place if their IoU is above 0.1 seen from above, or in images 0.5.
     """
     arrays, objects = found.numpy(), truth.columns(found.fields)
     boxes, certain = arrays["boxes"].astype(float), 1 - arrays["no_object"].astype(float)
@@ -68,7 +68,7 @@ def _by_frame(frame: Array, count: int) -> list[Array]:
 
 
 def _pair_best_first(value: Array) -> Array:
-    """Return the column paired with each row of values (m, k) by falling value, -1 for none.
+    """Return the column paired with each row of values (m, k) by decreasing value, -1 for none.
 
     >>> _pair_best_first(np.array([[0.9, 0.8], [0.8, 0.0], [0.0, 0.0]]))
     array([ 0, -1, -1])
