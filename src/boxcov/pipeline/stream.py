@@ -95,7 +95,7 @@ class Latencies:
 
     def __str__(self) -> str:
         if not self.count:
-            return "no frames"
+            return "no frame was predicted"
         p50, p95, p99 = np.percentile(self._last, [50, 95, 99])
         frames = (
             f"{self.count - WARMUP} frames after {WARMUP} of warm-up"
