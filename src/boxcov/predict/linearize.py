@@ -1,21 +1,19 @@
 """z(theta): the boxes of one input as a function of the posterior's weights.
 
-The selection is fixed at the trained weights. The trunk, the network before the first use of a
-posterior weight, runs once per frame.
+The selection is fixed at the trained weights.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from boxcov._torch.layers import LayerCall
 from boxcov._torch.modules import LayerCallMode, check_buffers, fresh, shadow, versions
@@ -23,15 +21,13 @@ from boxcov.detections import Detections
 from boxcov.detector import Detector, Selection
 from boxcov.errors import BoxcovError
 from boxcov.predict.forward_mode.tangents import Tangents
+from boxcov.predict.trunk_cache import TrunkCache
 
 Weights = Mapping[str, Tensor]
 """Tensors by parameter name that replace the trained ones."""
 
 OnCall = Callable[[str, LayerCall], Tensor]
 """Computes a layer call, given the name of its weight."""
-
-_PLAIN = (Tensor, int, float, bool, str, bytes, torch.Size, torch.dtype, torch.device, type(None))
-_LIVE = object()  # stands for an output that cannot be replayed
 
 
 class LinearizedDetector:
@@ -46,7 +42,7 @@ class LinearizedDetector:
         self.weights = {name: parameters[name] for name in names}
         self.shadow = shadow(detector)
         self.names = {id(p): name for name, p in self.weights.items()}
-        self.trunk = Trunk(self.shadow, set(self.names))
+        self.trunk = TrunkCache(self.shadow, set(self.names))
         # torch uses a faster attention with other rounding while no mode is active: so must the
         # plain pass, which then is not observed
         self._is_observable = not any(
@@ -279,104 +275,3 @@ def field_gradients(
                 z, at, seeds, is_grads_batched=True, allow_unused=True, retain_graph=True
             )
         )
-
-
-class Trunk:
-    """Records and replays outputs of the modules of a shadow, whose ``forward`` it replaces.
-
-    Modules without posterior weights that are called before any posterior weight is used have
-    outputs that do not depend on those weights. The first pass over a frame records them, later
-    passes replay them.
-    """
-
-    def __init__(self, shadow: nn.Module, parameters: set[int]) -> None:
-        self._state: Literal["off", "record", "replay"] = "off"
-        self._is_over = False  # a posterior weight has been used: later outputs may depend on it
-        self._depth = 0
-        self._memory: dict[int, list[Any]] = defaultdict(list)
-        self._next: dict[int, int] = defaultdict(int)
-        self._versions: list[tuple[Tensor, int, int]] = []
-        self._changed: set[int] = set()  # modules whose output is changed in place by its readers
-        for module in shadow.modules():
-            if isinstance(module, torch.jit.ScriptModule):
-                continue  # shared with the detector, so it must not be changed
-            if not any(id(p) in parameters for p in module.parameters()):
-                module.__dict__["forward"] = self._recorded(id(module), module.forward)
-            elif any(id(p) in parameters for p in module.parameters(recurse=False)):
-                module.__dict__["forward"] = self._ending(module.forward)
-
-    def over(self) -> None:
-        """End the trunk of this pass; called at each use of a posterior weight."""
-        self._is_over = True
-
-    def recording(self) -> AbstractContextManager[None]:
-        """Record one pass at the trained weights; drops the previous frame."""
-        self.forget()
-        return self._in("record")
-
-    def intact(self) -> bool:
-        """Whether no recorded tensor was changed in place; changed ones are copied from now on."""
-        changed = {key for tensor, version, key in self._versions if tensor._version != version}
-        self._changed |= changed
-        return not changed
-
-    def replaying(self) -> AbstractContextManager[None]:
-        return self._in("replay")
-
-    def forget(self) -> None:
-        self._memory.clear()
-        self._versions.clear()
-
-    @contextmanager
-    def _in(self, state: Literal["record", "replay"]) -> Iterator[None]:
-        self._state, self._is_over, self._depth = state, False, 0
-        self._next.clear()
-        try:
-            yield
-        finally:
-            self._state = "off"
-
-    def _ending(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """The forward of a module that owns a posterior weight: it ends the trunk."""
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self._is_over = True
-            return forward(*args, **kwargs)
-
-        return call
-
-    def _recorded(self, key: int, forward: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if self._state == "off" or self._is_over or self._depth:
-                return forward(*args, **kwargs)
-            number = self._next[key]
-            self._next[key] += 1
-            if self._state == "replay" and self._memory[key][number] is not _LIVE:
-                return self._copied(key, self._memory[key][number])
-            self._depth += 1  # modules that it calls are not recorded on their own
-            try:
-                out = forward(*args, **kwargs)
-            finally:
-                self._depth -= 1
-            if self._state == "record":
-                self._memory[key].append(self._recordable(key, out))
-            return out
-
-        return call
-
-    def _recordable(self, key: int, out: Any) -> Any:
-        """What to replay for ``out``; ``_LIVE`` if the module must run again.
-
-        It must if it used a posterior weight, or returned an object that cannot be copied.
-        """
-        leaves = tree_leaves(out)
-        if self._is_over or not all(isinstance(leaf, _PLAIN) for leaf in leaves):
-            return _LIVE
-        if key not in self._changed:
-            self._versions += [(t, t._version, key) for t in leaves if isinstance(t, Tensor)]
-        return self._copied(key, out)
-
-    def _copied(self, key: int, out: Any) -> Any:
-        """``out`` in new containers; tensors are cloned only if their readers change them."""
-        own = (lambda leaf: leaf.clone()) if key in self._changed else (lambda leaf: leaf)
-        return tree_map_only(Tensor, own, out)
