@@ -68,7 +68,6 @@ def test_broken_adapters_are_caught_by_their_own_check(
 ALONE = {  # a broken promise, and the other checks that must fail with it
     "NoGrad": {"boxes: gradient"},
     "TooFewFields": set(),
-    "ModeMatters": set(),
     "Overlap": set(),
     "DividedLoss": set(),
     "ChangesInputs": set(),
@@ -139,14 +138,12 @@ def test_layers_and_cost(sound: Report, frame: Any) -> None:
             block.Q.vectors.numel() + block.H.vectors.numel() for block in made.blocks.values()
         )
         assert depth.factors_mib == pytest.approx(4 * numbers / 2**20)
-        assert depth.fit_mib == 2 * depth.factors_mib
     norms = [row for row in sound.layers if row.reason]
     assert {row.reason for row in norms} == {"scale and shift of BatchNorm2d"}
     names = {
         name for name, module in detector.named_modules() if isinstance(module, nn.BatchNorm2d)
     }
     assert {row.name.rpartition(".")[0] for row in norms} == names
-    assert sound.milliseconds > 0
 
 
 class Odd(nn.Module):
@@ -288,7 +285,7 @@ def test_text_and_json(sound: Report, frame: Any) -> None:
     text = str(sound)
     lines = text.splitlines()
     assert lines[0].startswith("TinyCenter: 6 boxes")
-    assert lines[-1] == "27 of 27 checks passed, 4 skipped"
+    assert lines[-1] == "25 of 25 checks passed, 4 skipped"
     column = 10 + max(len(name) for name, _ in CHECKS)
     assert all(
         any(

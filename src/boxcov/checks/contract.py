@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_structure
 
-from boxcov._torch.modules import check_finite_weights, fresh, shadow, versions
+from boxcov._torch.modules import check_finite_weights, fresh, versions
 from boxcov.box_layout import IMAGE, PLANE, has_layout
 from boxcov.checks.report import Finding
 from boxcov.checks.subject import (
     NotChecked,
+    Snapshot,
     Subject,
     bad,
     form_of,
@@ -116,12 +116,10 @@ def weights(subject: Subject) -> Finding:
 
 
 def forward(subject: Subject) -> Finding:
-    """``forward()`` runs and returns tensors."""
-    detector, inputs = subject.shadow(), fresh(subject.inputs)
-    began = perf_counter()
+    """``forward()`` runs, returns tensors and leaves its inputs unchanged."""
+    inputs, before = fresh(subject.inputs), Snapshot(subject.original)
     with torch.no_grad():
-        raw = detector(inputs)
-    first = perf_counter() - began
+        raw = subject.shadow()(inputs)
     tensors = [leaf for leaf in tree_leaves(raw) if isinstance(leaf, Tensor)]
     odd = sorted(
         {
@@ -140,28 +138,23 @@ def forward(subject: Subject) -> Finding:
             "raw outputs hold no floating-point tensor",
             "return the tensors that decode() and loss() read",
         )
-    subject.raw = raw
-    shapes = [str(tuple(t.shape)) for t in tensors]
-    return good(
-        f"{len(tensors)} tensors {join_names(shapes, 4)}, the first pass took {1e3 * first:.0f} ms"
-    )
-
-
-def inputs_unchanged(subject: Subject) -> Finding:
-    """``forward()`` leaves its inputs unchanged."""
-    given, copy = subject.second_pass().inputs, fresh(subject.inputs)
-    if tree_structure(given) != tree_structure(copy) or not same_bits(given, copy):
+    subject.raw, subject.changed = raw, before.changed()
+    given = subject.inputs
+    if tree_structure(inputs) != tree_structure(given) or not same_bits(inputs, given):
         return bad(
             "forward() changes its inputs",
             "work on copies: add_, sub_, x /= s and writing into the inputs' dict "
             "change the caller's data",
         )
-    return good("unchanged after forward()")
+    shapes = [str(tuple(t.shape)) for t in tensors]
+    return good(f"{len(tensors)} tensors {join_names(shapes, 4)}; inputs are unchanged")
 
 
 def repeatable(subject: Subject) -> Finding:
     """Two passes give the same bits."""
-    first, again = subject.needed_raw(), subject.second_pass().raw
+    first = subject.needed_raw()
+    with torch.no_grad():
+        again = subject.shadow()(fresh(subject.inputs))
     if not same_bits(first, again):
         return bad(
             f"two passes in eval mode differ{_furthest(first, again)}",
@@ -174,31 +167,13 @@ def repeatable(subject: Subject) -> Finding:
 
 def state(subject: Subject) -> Finding:
     """``forward()`` leaves parameters and buffers unchanged."""
-    changed = subject.second_pass().changed
-    if changed:
+    subject.needed_raw()
+    if subject.changed:
         return bad(
-            f"forward() changes {join_names(changed, 4)} in eval mode",
+            f"forward() changes {join_names(subject.changed, 4)} in eval mode",
             "do not write to buffers or weights in eval mode",
         )
     return good("parameters and buffers are unchanged")
-
-
-def mode(subject: Subject) -> Finding:
-    """The detector's own mode does not matter: boxcov runs a shadow in eval mode."""
-    first = subject.needed_raw()
-    if not subject.repeatable:
-        raise NotChecked("forward() is not repeatable")
-    trained = subject.shadow()
-    trained.train()  # of the shadow's own modules
-    with torch.no_grad():
-        again = shadow(trained)(fresh(subject.inputs))
-    if not same_bits(first, again):
-        return bad(
-            f"after train() a shadow in eval mode gives other outputs{_furthest(first, again)}",
-            "let forward() depend on self.training only, not on other state that train() sets; "
-            "or call detector.eval() first",
-        )
-    return good("boxcov gets the same raw outputs whether or not detector.eval() was called")
 
 
 def finite(subject: Subject) -> Finding:

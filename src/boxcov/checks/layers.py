@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 from dataclasses import replace
-from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from boxcov._torch.clock import seconds
 from boxcov._torch.layers import Geometry, LayerCall
 from boxcov._torch.modules import LayerCallMode, fresh
 from boxcov.checks.report import DepthCost, Finding, LayerRow
@@ -23,7 +21,6 @@ from boxcov.kfac.losses import FrameLosses, select_parameters
 from boxcov.posterior.kronecker_block import Layer
 
 _MIB = 2**20
-_SAMPLES = 10  # of MCGLM
 _OTHER = "used otherwise than as the weight or bias of a linear layer or convolution"
 _IDLE = "not used in this pass"
 
@@ -197,33 +194,10 @@ def _chosen(subject: Subject) -> dict[str, nn.Parameter]:
 def depths(subject: Subject) -> tuple[DepthCost, ...]:
     """Cost per depth: a part and everything between it and the output."""
     found, inside = [], []
-    for part in subject.original.parts() if subject.layers else ():
+    for part in subject.original.parts() if subject.layers else ():  # the parts are sound
         inside += [row for row in subject.layers if not row.reason and row.part == part]
         factors = sum(row.groups * (row.n_in**2 + row.n_out**2) for row in inside)
         weights = sum(row.groups * row.n_in * row.n_out for row in inside)
-        found.append(
-            DepthCost(
-                part,
-                len(inside),
-                weights,
-                factors_mib=4 * factors / _MIB,
-                fit_mib=8 * factors / _MIB,
-                online_mib=4 * (factors + weights) / _MIB,
-                directions_mib=4 * _SAMPLES * weights / _MIB,
-            )
-        )
+        mib = [4 * numbers / _MIB for numbers in (factors, factors + weights)]
+        found.append(DepthCost(part, len(inside), weights, *mib))
     return tuple(found)
-
-
-def milliseconds_per_pass(subject: Subject) -> float | None:
-    """Median milliseconds of three plain passes."""
-    if subject.raw is None:
-        return None
-    detector, inputs = subject.shadow(), fresh(subject.inputs)
-    taken = []
-    with torch.no_grad():
-        for _ in range(3):
-            began = seconds(subject.device)
-            detector(inputs)
-            taken.append(1e3 * (seconds(subject.device) - began))
-    return median(taken)

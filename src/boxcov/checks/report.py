@@ -44,9 +44,7 @@ class DepthCost:
     layers: int
     parameters: int
     factors_mib: float  # upper bound: layers that read the same tensor share a factor
-    fit_mib: float  # sums in float64 while fitting
     online_mib: float  # factors and variances
-    directions_mib: float  # of MCGLM with 10 samples
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,6 @@ class Report:
     findings: tuple[Finding, ...]
     layers: tuple[LayerRow, ...] = ()
     depths: tuple[DepthCost, ...] = ()
-    milliseconds: float | None = None  # of one plain pass
     checkpoint: tuple[tuple[str, str, str], ...] = ()  # what was understood of it, and the evidence
 
     @property
@@ -150,16 +147,11 @@ class Report:
         return lines
 
     def _costs(self) -> list[str]:
-        lines = ["memory per depth in MiB (factors: upper bound)"]
-        sizes = ("factors", "sums of fit", "online", "10 directions")
-        head = ("depth", "layers", "parameters", *sizes)
-        cells = []
+        cells = [("depth", "layers", "parameters", "factors", "online")]
         for depth, layers, parameters, *mib in map(astuple, self.depths):
             cells.append((depth, f"{layers}", f"{parameters:,}", *(f"{size:.2f}" for size in mib)))
-        lines += _table([head, *cells], right=True)
-        if self.milliseconds is not None:
-            lines += ["", f"a plain forward pass took {self.milliseconds:.1f} ms"]
-        return lines
+        title = "memory per depth in MiB (factors: upper bound; fit needs twice as much)"
+        return [title, *_table(cells, right=True)]
 
 
 def _hanging(start: str, text: str) -> list[str]:
