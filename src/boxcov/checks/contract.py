@@ -157,7 +157,7 @@ def repeatable(subject: Subject) -> Finding:
         again = subject.shadow()(fresh(subject.inputs))
     if not same_bits(first, again):
         return bad(
-            f"two passes in eval mode differ{_furthest(first, again)}",
+            "two passes in eval mode differ",
             "is dropout active in eval mode (F.dropout without training=self.training), "
             "or does forward() count its calls?",
         )
@@ -311,12 +311,6 @@ def boxes(subject: Subject) -> Finding:
 def own_output(subject: Subject) -> Finding:
     """``decode()`` agrees with the model's own post-processing."""
     mine = subject.needed_boxes()
-    detected = subject.shadow().detect(fresh(subject.inputs)).boxes
-    if not same_bits(detected, mine) and subject.repeatable:
-        return bad(
-            "detect() gives other boxes than decode() of select()",
-            "do not override detect(), or return the same boxes",
-        )
     if subject.reference is None:
         raise NotChecked("no reference boxes given: check(..., reference=boxes) compares with them")
     theirs = torch.as_tensor(subject.reference).to(mine)
@@ -334,13 +328,3 @@ def own_output(subject: Subject) -> Finding:
             "top-k, NMS, scaling, order of the fields",
         )
     return good(f"the model's own {len(theirs)} boxes, to 1e-4")
-
-
-def _furthest(a: Any, b: Any) -> str:
-    """Describe where two pytrees differ most."""
-    ours, theirs = named_floats(a), named_floats(b)
-    pairs = [
-        (name, x, y) for (name, x), (_, y) in zip(ours, theirs) if x.shape == y.shape and x.numel()
-    ]
-    off = [(float((x - y).abs().max()), name) for name, x, y in pairs]
-    return f", by up to {max(off)[0]:.2g} in raw{max(off)[1]}" if off else ", in their shapes"

@@ -129,20 +129,19 @@ class Report:
 
     def _layers(self) -> list[str]:
         """Layers of equal shape share a line; the JSON lists each."""
-        inside: dict[tuple[str, str], list[str]] = {}
-        outside: dict[tuple[str, str], list[str]] = {}
-        for row in self.layers:
-            where, what = (outside, row.reason) if row.reason else (inside, _matrix(row))
-            where.setdefault((row.part, what), []).append(row.name)
-        count = sum(map(len, inside.values()))
+        count = sum(not row.reason for row in self.layers)
         titles = {
-            f"in the posterior at full depth: {count} layers, as matrices n_out x n_in": inside,
-            "not in the posterior, kept constant": outside,
+            f"in the posterior at full depth: {count} layers, as matrices n_out x n_in": False,
+            "not in the posterior, kept constant": True,
         }
         lines: list[str] = []
-        for title, rows in titles.items():
-            cells = [(part, what, join_names(names, 2)) for (part, what), names in rows.items()]
-            if cells or rows is inside:
+        for title, is_outside in titles.items():
+            alike: dict[tuple[str, str], list[str]] = {}
+            for row in self.layers:
+                if bool(row.reason) == is_outside:
+                    alike.setdefault((row.part, row.reason or _matrix(row)), []).append(row.name)
+            cells = [(part, what, join_names(names, 2)) for (part, what), names in alike.items()]
+            if cells or not is_outside:
                 lines += [*([""] if lines else []), title, *_table(cells)]
         return lines
 
