@@ -55,9 +55,11 @@ def shape(subject: Subject) -> Finding:
 
 def apart(subject: Subject) -> Finding:
     """A frame's loss does not depend on the other frame of a batch."""
-    known, most = _known(subject), 0.0
+    known, most, detector = _known(subject), 0.0, subject.shadow()
     for mate, how in _mates(subject):
-        found = _losses(subject, [_frame(subject), mate])
+        inputs, targets = (merge([own, other]) for own, other in zip(_frame(subject), mate))
+        with torch.no_grad():
+            found = detector.loss(forward_batch(detector, inputs), targets)
         if len(found) < 2 * len(known):
             return bad(
                 f"loss() gives {len(found)} values for {2 * len(known)} frames",
@@ -168,13 +170,6 @@ def _known(subject: Subject) -> Tensor:
 
 def _frame(subject: Subject) -> tuple[Any, Any]:
     return subject.inputs, subject.targets
-
-
-def _losses(subject: Subject, frames: list[tuple[Any, Any]]) -> Tensor:
-    inputs, targets = merge([item[0] for item in frames]), merge([item[1] for item in frames])
-    detector = subject.shadow()
-    with torch.no_grad():
-        return detector.loss(forward_batch(detector, inputs), targets)
 
 
 def _mates(subject: Subject) -> list[tuple[tuple[Any, Any], str]]:
