@@ -205,11 +205,7 @@ def selection(subject: Subject) -> Finding:
     with torch.no_grad():
         found = subject.shadow().select(raw)
         if any(t._version != version for t, version in before):
-            subject.raw = None
-            return bad(
-                "select() changes raw outputs in place",
-                "work on copies: sigmoid_() and the like change what decode() and loss() read",
-            )
+            return _in_place("select()", subject)
         again = subject.shadow().select(raw)
     problem = _selection_problem(found, most_frames(subject.inputs, subject.targets))
     if problem:
@@ -233,6 +229,14 @@ def selection(subject: Subject) -> Finding:
     if low < 0 or high > 1:
         return bad(seen, "return probabilities, from 0 to 1: the error model uses their logits")
     return good(seen)
+
+
+def _in_place(method: str, subject: Subject) -> Finding:
+    subject.raw = None
+    return bad(
+        f"{method} changes raw outputs in place",
+        "work on copies: sigmoid_(), exp_() and the like change what other methods read",
+    )
 
 
 def _selection_problem(found: Any, frames: int | None) -> str:
@@ -280,11 +284,7 @@ def boxes(subject: Subject) -> Finding:
         found = subject.shadow().decode(raw, chosen)
     expected = (len(chosen), len(subject.original.box_fields))
     if any(t._version != version for t, version in before):
-        subject.raw = None
-        return bad(
-            "decode() changes raw outputs in place",
-            "work on copies: avoid sigmoid_(), exp_() and the like",
-        )
+        return _in_place("decode()", subject)
     if not isinstance(found, Tensor) or tuple(found.shape) != expected:
         fields = " ".join(subject.original.box_fields)
         return bad(
