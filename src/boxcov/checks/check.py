@@ -45,7 +45,9 @@ CHECKS: tuple[tuple[str, Callable[[Subject], Finding]], ...] = (
     ("stages", derivatives.stages),
     ("logits", derivatives.logits),
     ("signals", batches.signals),
+    ("candidates", selections.candidates),
     ("select_static", selections.static_selection),
+    ("sample_targets", losses.target_samples),
 )
 
 

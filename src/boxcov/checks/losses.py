@@ -12,6 +12,7 @@ from boxcov._torch.modules import differentiable_shadow, fresh
 from boxcov.checks.batches import forward_batch, merge, perturb
 from boxcov.checks.report import Finding
 from boxcov.checks.subject import NotChecked, Subject, bad, form_of, good
+from boxcov.detector import Detector
 from boxcov.kfac.losses import most_frames
 
 _OBJECT = ("boxes", "labels")
@@ -129,6 +130,24 @@ def labels(subject: Subject) -> Finding:
             "loss() and select() must count the same classes from 0, without a background class",
         )
     return good(seen)
+
+
+def target_samples(subject: Subject) -> Finding:
+    """``sample_targets()`` draws targets that ``loss()`` accepts."""
+    raw = subject.needed_raw()
+    if type(subject.original).sample_targets is Detector.sample_targets:
+        raise NotChecked("not implemented (optional, for fisher='mc')")
+    detector = subject.shadow()
+    with torch.no_grad():
+        found = detector.loss(
+            raw, detector.sample_targets(raw, torch.Generator(subject.device).manual_seed(0))
+        )
+    if found.dim() != 1 or not bool(found.isfinite().all()):
+        return bad(
+            f"the loss of drawn targets is {found.tolist()}",
+            "draw targets in the format that loss() reads",
+        )
+    return good("drawn targets have a finite loss")
 
 
 # helpers

@@ -1,4 +1,4 @@
-"""Check of the selection in a fixed number of rows, which graphs need."""
+"""Checks of the optional selections: candidates of NMS, and a fixed number of rows."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from boxcov.checks.report import Finding
-from boxcov.checks.subject import NotChecked, Subject, good, moved, named_floats, size_problem
-from boxcov.detector import Detector
+from boxcov.checks.subject import NotChecked, Subject, bad, good, moved, named_floats, size_problem
+from boxcov.detector import Candidates, Detector
 from boxcov.errors import BoxcovError
 from boxcov.static_selection import StaticLimits, check_static_selection
 
@@ -128,3 +128,23 @@ def _towards_ends(leaf: Tensor, *, share: float, way: float, generator: torch.Ge
 def _tiny_step(leaf: Tensor, *, generator: torch.Generator) -> Tensor:
     noise = torch.randn(leaf.shape, generator=generator).to(leaf)
     return _TINY * leaf.std().nan_to_num(0.0) * noise
+
+
+def candidates(subject: Subject) -> Finding:
+    """``candidates()`` returns the instances before NMS."""
+    chosen = subject.needed_selection()
+    found = subject.shadow().candidates(subject.needed_raw())
+    if found is None:
+        raise NotChecked("not implemented (optional, for NMSSpread)")
+    if not isinstance(found, Candidates) or found.removed_by.shape != found.scores.shape:
+        return bad(
+            f"candidates() gives a {type(found).__name__}", "return Candidates with removed_by (c,)"
+        )
+    if len(found) and not (
+        int(found.removed_by.min()) >= -1 and int(found.removed_by.max()) < len(chosen)
+    ):
+        return bad(
+            "removed_by names rows that select() does not report",
+            "use the row in select(raw), or -1",
+        )
+    return good(f"{len(found)} candidates, {int((found.removed_by >= 0).sum())} removed by NMS")
