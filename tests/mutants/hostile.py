@@ -40,8 +40,8 @@ HOSTILE = [
     Mutant(
         "sizes before memory",
         "detectors/weight_file.py",
-        "        check_fit(build().state_dict(), state, misfit)\n    network = build()\n",
-        "        pass\n    network = build()\n    check_fit(network.state_dict(), state, misfit)\n",
+        '    with torch.device("meta"):\n        own = build()',
+        "    if True:\n        own = build()",
         "test_fuzz.py::test_sizes_are_compared_before_memory_is_taken",
     ),
     Mutant(

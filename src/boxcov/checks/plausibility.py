@@ -6,7 +6,6 @@ boxes show it.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -62,7 +61,7 @@ def observe(detector: CenterPoint, frames: Sequence[Any]) -> list[Finding]:
         _points(torch.cat(holds)[order]),
         _sizes(*best, detector.classes),
         _orientation(*best, detector.classes),
-        _classes([frame for _, frame in frames], found),
+        _classes([frame for _, frame in frames], found, detector.classes),
         _grid(detector, frames),
     ]
     return [look if look.passed is False else replace(look, todo="") for look in looks]
@@ -128,33 +127,32 @@ def _orientation(boxes: Tensor, labels: Tensor, classes: Sequence[str]) -> Findi
     return Finding("boxes: orientation", passed, seen, advice)
 
 
-def _classes(targets: Sequence[Any], found: Sequence[Detections]) -> Finding:
+def _classes(
+    targets: Sequence[Any], found: Sequence[Detections], classes: Sequence[str]
+) -> Finding:
     """Compare the classes of labelled objects with those of the boxes nearest to them.
 
     Sizes do not tell bicycles from motorcycles if a file has its classes in another order.
     """
-    pairs: Counter[tuple[str, str]] = Counter()  # labelled, reported
+    table = torch.zeros(len(classes), len(classes), dtype=torch.long)  # labelled, reported
     for target, frame in zip(targets, found):
         if target and "boxes" in target[0] and len(frame):
-            objects, labels = target[0]["boxes"].cpu(), target[0]["labels"].cpu()
+            objects, labels = (target[0][name].cpu() for name in ("boxes", "labels"))
             boxes = frame.boxes.cpu()
             away, nearest = torch.cdist(objects[:, :2].float(), boxes[:, :2].float()).min(1)
             near = away < _NEAR
-            names = zip(labels[near].tolist(), frame.labels.cpu()[nearest[near]].tolist())
-            pairs.update((frame.classes[own], frame.classes[reported]) for own, reported in names)
-    wrong, known = [], False
-    for own in dict.fromkeys(labelled for labelled, _ in pairs):
-        counts = Counter({reported: n for (name, reported), n in pairs.items() if name == own})
-        reported, count = counts.most_common(1)[0]
-        known |= counts.total() >= _FEW
-        if reported != own and counts.total() >= _FEW and 2 * count > counts.total():
-            wrong.append(f"{own} are reported as {reported}")
-    same = sum(count for (own, reported), count in pairs.items() if own == reported)
+            pairs = (labels[near], frame.labels.cpu()[nearest[near]])
+            table.index_put_(pairs, torch.tensor(1), accumulate=True)
+    total, (count, reported) = table.sum(1), table.max(1)
+    known = total >= _FEW
+    wrong = known & (reported != torch.arange(len(classes))) & (2 * count > total)
+    names = [f"{classes[i]} are reported as {classes[reported[i]]}" for i in wrong.nonzero()]
     return Finding(
         "boxes: classes",
-        not wrong if known else None,
-        f"{same} of {pairs.total()} labelled objects have the class of the box nearest to them",
-        f"most objects of {join_names(wrong)}: give the checkpoint's order of the classes by its "
+        not names if bool(known.any()) else None,
+        f"{int(table.trace())} of {int(table.sum())} labelled objects have the class of the box "
+        "nearest to them",
+        f"most objects of {join_names(names)}: give the checkpoint's order of the classes by its "
         "configuration file, config= or --config",
     )
 

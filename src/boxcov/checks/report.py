@@ -44,9 +44,7 @@ class DepthCost:
     layers: int
     parameters: int
     factors_mib: float  # upper bound: layers that read the same tensor share a factor
-    fit_mib: float  # sums in float64 while fitting
     online_mib: float  # factors and variances
-    directions_mib: float  # of MCGLM with 10 samples
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,6 @@ class Report:
     findings: tuple[Finding, ...]
     layers: tuple[LayerRow, ...] = ()
     depths: tuple[DepthCost, ...] = ()
-    milliseconds: float | None = None  # of one plain pass
     checkpoint: tuple[tuple[str, str, str], ...] = ()  # what was understood of it, and the evidence
 
     @property
@@ -132,34 +129,28 @@ class Report:
 
     def _layers(self) -> list[str]:
         """Layers of equal shape share a line; the JSON lists each."""
-        inside: dict[tuple[str, str], list[str]] = {}
-        outside: dict[tuple[str, str], list[str]] = {}
-        for row in self.layers:
-            where, what = (outside, row.reason) if row.reason else (inside, _matrix(row))
-            where.setdefault((row.part, what), []).append(row.name)
-        count = sum(map(len, inside.values()))
+        count = sum(not row.reason for row in self.layers)
         titles = {
-            f"in the posterior at full depth: {count} layers, as matrices n_out x n_in": inside,
-            "not in the posterior, kept constant": outside,
+            f"in the posterior at full depth: {count} layers, as matrices n_out x n_in": False,
+            "not in the posterior, kept constant": True,
         }
         lines: list[str] = []
-        for title, rows in titles.items():
-            cells = [(part, what, join_names(names, 2)) for (part, what), names in rows.items()]
-            if cells or rows is inside:
+        for title, is_outside in titles.items():
+            alike: dict[tuple[str, str], list[str]] = {}
+            for row in self.layers:
+                if bool(row.reason) == is_outside:
+                    alike.setdefault((row.part, row.reason or _matrix(row)), []).append(row.name)
+            cells = [(part, what, join_names(names, 2)) for (part, what), names in alike.items()]
+            if cells or not is_outside:
                 lines += [*([""] if lines else []), title, *_table(cells)]
         return lines
 
     def _costs(self) -> list[str]:
-        lines = ["memory per depth in MiB (factors: upper bound)"]
-        sizes = ("factors", "sums of fit", "online", "10 directions")
-        head = ("depth", "layers", "parameters", *sizes)
-        cells = []
+        cells = [("depth", "layers", "parameters", "factors", "online")]
         for depth, layers, parameters, *mib in map(astuple, self.depths):
             cells.append((depth, f"{layers}", f"{parameters:,}", *(f"{size:.2f}" for size in mib)))
-        lines += _table([head, *cells], right=True)
-        if self.milliseconds is not None:
-            lines += ["", f"a plain forward pass took {self.milliseconds:.1f} ms"]
-        return lines
+        title = "memory per depth in MiB (factors: upper bound; fit needs twice as much)"
+        return [title, *_table(cells, right=True)]
 
 
 def _hanging(start: str, text: str) -> list[str]:

@@ -37,6 +37,11 @@ class Labels:
     classes: tuple[str, ...]
     numbers: tuple[int, ...]  # the model's number of each class
 
+    def __post_init__(self) -> None:
+        if not self.classes or any(len(set(x)) < len(x) for x in (self.classes, self.numbers)):
+            names = join_names(self.classes) or "none"
+            raise BoxcovError(f"classes must be different names, at least one, got {names}")
+
     @staticmethod
     def of(
         names: Mapping[int, str], classes: Sequence[str] | Mapping[str, int] | None = None
@@ -52,7 +57,13 @@ class Labels:
         if isinstance(classes, str):
             raise BoxcovError(f"classes must be a list of names, got the string {classes!r}")
         if isinstance(classes, Mapping):
-            return Labels._renamed(names, classes)
+            wrong = [f"{name}: {number}" for name, number in classes.items() if number not in names]
+            if wrong:
+                raise BoxcovError(
+                    f"classes give numbers that the model does not have: {join_names(wrong)}; "
+                    f"it has {min(names)} to {max(names)}"
+                )
+            return Labels(tuple(classes), tuple(classes.values()))
         known: dict[str, list[int]] = {}
         for number, name in names.items():
             if name not in _NO_CLASS:
@@ -75,26 +86,7 @@ class Labels:
                 f"the model has several numbers for {join_names(twice)}: "
                 "give classes as a dict of names and the model's numbers"
             )
-        return Labels._checked(tuple(classes), tuple(known[name][0] for name in classes))
-
-    @staticmethod
-    def _renamed(names: Mapping[int, str], classes: Mapping[str, int]) -> Labels:
-        wrong = [f"{name}: {number}" for name, number in classes.items() if number not in names]
-        if wrong:
-            raise BoxcovError(
-                f"classes give numbers that the model does not have: {join_names(wrong)}; "
-                f"it has {min(names)} to {max(names)}"
-            )
-        return Labels._checked(tuple(classes), tuple(classes.values()))
-
-    @staticmethod
-    def _checked(classes: tuple[str, ...], numbers: tuple[int, ...]) -> Labels:
-        if not classes or len(set(classes)) < len(classes) or len(set(numbers)) < len(numbers):
-            raise BoxcovError(
-                "classes must be different names, at least one, "
-                f"got {join_names(classes) or 'none'}"
-            )
-        return Labels(classes, numbers)
+        return Labels(tuple(classes), tuple(known[name][0] for name in classes))
 
     def of_model(self, numbers: Tensor, count: int) -> Tensor:
         """Return the indices into ``classes`` of a model's numbers; -1 marks unreported ones.

@@ -75,33 +75,30 @@ def load_weights(build: Callable[[], M], state: State, misfit: str) -> M:
     """Return the network that ``build`` makes, with the tensors of a file; see ``check_fit``."""
     # the sizes may come from the file: they are compared before memory is allocated
     with torch.device("meta"):
-        check_fit(build().state_dict(), state, misfit)
+        own = build().state_dict()
+    names = {name: name for name in own}
+    check_fit(own, state, misfit, names)
     network = build()
-    copy_weights(network.state_dict(), state)
+    copy_weights(network.state_dict(), state, names)
     return network
 
 
-def copy_weights(own: State, tensors: State, names: Mapping[str, str] | None = None) -> None:
+def copy_weights(own: State, tensors: State, names: Mapping[str, str]) -> None:
     """Copy tensors into those of a network. names: as in ``check_fit``."""
     with torch.no_grad():
-        for here, there in ({name: name for name in own} if names is None else names).items():
+        for here, there in names.items():
             if there in tensors:
                 own[here].copy_(tensors[there])
 
 
 def check_fit(
-    own: State,
-    tensors: State,
-    misfit: str,
-    names: Mapping[str, str] | None = None,
-    stored: State | None = None,
+    own: State, tensors: State, misfit: str, names: Mapping[str, str], stored: State | None = None
 ) -> None:
     """Raise one error, ``misfit`` and all that differs, unless the tensors are those of a network.
 
-    own: the tensors of the network. names: its names to those in ``tensors``, by default the same.
+    own: the tensors of the network. names: its names to those in ``tensors``.
     stored: the tensors before a conversion, for the message.
     """
-    names = {name: name for name in own} if names is None else names
     shapes = {there: tuple(own[here].shape) for here, there in names.items()}
     stored = tensors if stored is None else stored
     # a frozen network does not need the number of batches that a norm has seen; old files lack it

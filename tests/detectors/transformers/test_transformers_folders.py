@@ -132,7 +132,7 @@ def test_invalid_folders_are_refused(tmp_path: Path) -> None:
         (changed(lambda p: (p / "config.json").unlink()), "config.json: no such file"),
         (
             changed(lambda p: (p / "config.json").write_text("{")),
-            "config.json: not valid JSON",
+            "config.json: not a JSON file",
         ),
         (
             changed(lambda p: edited(p, architectures=["LlamaForCausalLM"])),

@@ -7,7 +7,7 @@ import torch
 
 from boxcov import GLM, MCGLM, MCI, ExactGLM, NMSSpread, Selection, check, fit
 from boxcov.detectors.pyramid import CellIndex
-from boxcov.detectors.yolox.decode import grid_of
+from boxcov.detectors.yolox.selection import grid_of
 from helpers.yolox_cases import images, objects, small
 
 

@@ -10,8 +10,7 @@ from torch import Tensor
 from boxcov.detectors.boxes import iou
 from boxcov.detectors.pyramid import suppression_matrix
 from boxcov.detectors.yolox.config import Config
-from boxcov.detectors.yolox.decode import grid_of, reported_boxes
-from boxcov.detectors.yolox.selection import candidates, select
+from boxcov.detectors.yolox.selection import candidates, grid_of, reported_boxes, select
 from helpers.yolox_cases import SMALL
 
 MAPS = [torch.zeros(1, 1, 8 // 2**i, 12 // 2**i) for i in range(3)]  # of an image of 64 x 96

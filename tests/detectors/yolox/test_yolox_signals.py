@@ -7,7 +7,7 @@ import torch
 
 from boxcov import Selection
 from boxcov.detectors.pyramid import CellIndex
-from boxcov.detectors.yolox.decode import grid_of
+from boxcov.detectors.yolox.selection import grid_of
 from helpers.signal_cases import assert_promises, slow_window
 from helpers.yolox_cases import images, small
 

@@ -285,25 +285,16 @@ def _describe(config: Config, framework: Framework, legacy: bool | None, source:
     else:
         kind = "sparse voxels"
         limit += ", points shuffled" if encoder.shuffled else ""
+    boxes = "log sizes (w, l, h), rotation -yaw - pi / 2" if old else "log sizes (l, w, h), yaw"
+    conventions = f"conventions of {TITLES[framework]}{' before 1.0' if legacy else ''}"
+    classes = " | ".join(" ".join(names) for names in config.tasks)
+    kept = f"score > {rules.threshold:g}, {nms}, {rules.max_boxes} boxes per task"
     return [
         Fact("encoder", kind, "names and shapes of the weights"),
         Fact("grid", f"{size} m; {axes} m; a map of {rows} x {columns} cells", source),
         Fact("limits", limit, source),
         Fact("sweeps", f"{config.sweeps or 'not known how many'} per frame", source),
-        Fact(
-            "classes",
-            " | ".join(" ".join(names) for names in config.tasks),
-            f"{source}; channels of the heat maps: "
-            + " ".join(str(len(names)) for names in config.tasks),
-        ),
-        Fact(
-            "boxes",
-            "log sizes (w, l, h), rotation -yaw - pi / 2" if old else "log sizes (l, w, h), yaw",
-            "conventions of " + TITLES[framework] + (" before 1.0" if legacy else ""),
-        ),
-        Fact(
-            "selection",
-            f"score > {rules.threshold:g}, {nms}, {rules.max_boxes} boxes per task",
-            source,
-        ),
+        Fact("classes", classes, source),
+        Fact("boxes", boxes, conventions),
+        Fact("selection", kept, source),
     ]

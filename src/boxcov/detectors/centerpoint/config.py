@@ -111,8 +111,8 @@ class Loss:
     box_weight: float = 0.25
     # What the focal loss counts as positive: the objects, or the cells where the target heat is 1.
     positives: Literal["objects", "peaks"] = "peaks"
-    # Divisor of a task's box loss: n + 1e-4 ("plus") or max(n, 1) ("max"). "none": no division.
-    normaliser: Literal["plus", "max", "none"] = "plus"
+    # Divisor of a task's box loss: n + 1e-4 ("plus") or max(n, 1) ("max").
+    normaliser: Literal["plus", "max"] = "plus"
     max_objects: int = 500  # per task and frame
     # Which objects are targets: those with their centre in the range in x and y, also in z
     # ("centre_3d"), or with any corner in it and a centre less than a cell below it ("corner").

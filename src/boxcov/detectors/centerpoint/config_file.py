@@ -21,14 +21,7 @@ MAX_FILES = 100  # that are read for one configuration
 MAX_BYTES = 1 << 20  # of a configuration; real ones have some 10,000
 
 
-class _Unknown:
-    """A value that only running the file would give."""
-
-    def __repr__(self) -> str:
-        return "UNKNOWN"
-
-
-UNKNOWN = _Unknown()
+UNKNOWN = object()  # a value that only running the file would give
 
 
 @dataclass(frozen=True)

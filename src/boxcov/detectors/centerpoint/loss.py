@@ -58,8 +58,7 @@ def heat_losses(tasks: Sequence[TaskMaps], targets: MapTargets, rules: Loss) -> 
     else:
         peaks = targets.heat == 1
         at_objects, count = targets.sum_maps(at * peaks), targets.sum_maps(peaks)
-    total = at_objects + away
-    return total if rules.normaliser == "none" else total / count.clamp(min=1)
+    return (at_objects + away) / count.clamp(min=1)
 
 
 def box_losses(tasks: Sequence[TaskMaps], targets: MapTargets, config: Config) -> Tensor:
@@ -72,8 +71,6 @@ def box_losses(tasks: Sequence[TaskMaps], targets: MapTargets, config: Config) -
     off = (found - torch.where(known, targets.values, 0)).abs() * known
     weights = found.new_tensor(rules.weights[: found.shape[1]])
     total = targets.sum_objects((off * weights).sum(1))
-    if rules.normaliser == "none":
-        return rules.box_weight * total
     count = targets.sum_objects(found.new_ones(len(found)))
     divisor = count + 1e-4 if rules.normaliser == "plus" else count.clamp(min=1)
     return rules.box_weight * total / divisor

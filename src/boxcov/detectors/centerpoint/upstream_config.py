@@ -248,7 +248,7 @@ class _Reader:
         """Return a setting; path: a name in ``_PATHS``, or a section and the path in it."""
         places = self.places(path)
         if not places:
-            raise BoxcovError(f"{self.settings.source}: files of {self.framework} have no {path}")
+            raise BoxcovError(f"files of {self.framework} have no {path}")
         return self.settings.get(*places, default=default)
 
     def optional(self, path: str) -> Any:
@@ -269,14 +269,13 @@ class _Reader:
 
 
 def _build(reader: _Reader) -> Config:
-    source, framework = reader.settings.source, reader.framework
-    kind = reader.get("encoder")
+    framework, kind = reader.framework, reader.get("encoder")
     if kind not in (*_PILLAR_ENCODERS, *_VOXEL_ENCODERS):
-        raise BoxcovError(f"{source}: boxcov does not implement the encoder {kind}")
+        raise BoxcovError(f"boxcov does not implement the encoder {kind}")
     base = named_config("pillar02" if kind in _PILLAR_ENCODERS else "voxel01", framework)
     for path, value, words in _UNSUPPORTED[framework]:
         if reader.get(path, default=_ABSENT) == value:
-            raise BoxcovError(f"{source}: boxcov does not implement {words}")
+            raise BoxcovError(f"boxcov does not implement {words}")
     tasks = [t["class_names"] if isinstance(t, Mapping) else t for t in reader.get("tasks")]
     dense = ["widths", "layers", "strides", "up_widths", "up_strides", "shared"]
     dense += [] if framework == "det3d" else ["branch"]  # always 64 in det3d
@@ -329,15 +328,15 @@ def _check_repeated(reader: _Reader, config: Config) -> None:
         expected = list(own[: len(again)]) if isinstance(again, list) else own
         if again is not None and again != expected:
             raise BoxcovError(
-                f"{reader.settings.source}: {reader.places(f'{name}2')[0]} is {again}, but {name} "
-                f"is {expected}: the file contradicts itself"
+                f"{reader.places(f'{name}2')[0]} is {again}, but {name} is {expected}: the file "
+                "contradicts itself"
             )
     limit = reader.optional("nms_limit")
     rules = config.reporting
     if rules.nms == "rotated" and limit is not None and limit < rules.candidates:
         raise BoxcovError(
-            f"{reader.settings.source}: NMS of only {limit} of the {rules.candidates} candidates "
-            f"({reader.places('nms_limit')[0]}) is not implemented"
+            f"boxcov does not implement NMS of only {limit} of the {rules.candidates} candidates "
+            f"({reader.places('nms_limit')[0]})"
         )
 
 
@@ -345,10 +344,7 @@ def _encoder(reader: _Reader, base: Config) -> Pillars | Voxels:
     encoder = base.encoder
     if isinstance(encoder, Pillars):
         if reader.framework == "mmdet3d" and reader.get("encoder.legacy", default=True):
-            raise BoxcovError(
-                f"{reader.settings.source}: boxcov does not implement the pillar encoder with "
-                "legacy=True"
-            )
+            raise BoxcovError("boxcov does not implement the pillar encoder with legacy=True")
         encoder = replace(encoder, widths=tuple(reader.get("pillars")))
     elif reader.framework == "openpcdet":
         encoder = replace(encoder, shuffled=bool(reader.get("shuffled", default=False)))
@@ -367,7 +363,7 @@ def _reporting(reader: _Reader, base: Reporting) -> Reporting:
         base = replace(base, threshold=0.0, candidates=100)  # the defaults of its box coder
     kind = reader.get("nms", default=False)  # det3d says whether it is circle NMS
     if kind not in ("rotate", "nms_gpu", False, *_CIRCLE_NMS):
-        raise BoxcovError(f"{reader.settings.source}: boxcov does not implement the NMS {kind}")
+        raise BoxcovError(f"boxcov does not implement the NMS {kind}")
     found = reader.fields(base, *names)
     if kind not in _CIRCLE_NMS and reader.framework == "mmdet3d":
         # only rotated NMS reads these, in addition to those of the box coder
@@ -375,8 +371,8 @@ def _reporting(reader: _Reader, base: Reporting) -> Reporting:
         limits = reader.optional("test.post_center_limit_range")
         if limits is not None and tuple(limits) != found["centre_range"]:
             raise BoxcovError(
-                f"{reader.settings.source}: test_cfg.post_center_limit_range is {limits}, the box "
-                f"coder's range {list(found['centre_range'])}: the file contradicts itself"
+                f"test_cfg.post_center_limit_range is {limits}, the box coder's range "
+                f"{list(found['centre_range'])}: the file contradicts itself"
             )
     if kind not in _CIRCLE_NMS:
         return replace(base, nms="rotated", **found)

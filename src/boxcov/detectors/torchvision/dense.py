@@ -72,7 +72,7 @@ class AnchorDetector(TorchvisionDetector):
         """Return the layers that compute the class logits of a level."""
 
     def report(self, raw: Raw, b: int) -> Reported:
-        from torchvision.ops.boxes import batched_nms, clip_boxes_to_image
+        from torchvision.ops.boxes import batched_nms
 
         scores = self.scores(raw, b)
         places, best = [], []
@@ -82,23 +82,27 @@ class AnchorDetector(TorchvisionDetector):
             score, order = score[keep].topk(min(self.model.topk_candidates, int(keep.sum())))
             places.append(group[keep][order])
             best.append(score)
-        place, score = torch.cat(places), torch.cat(best)
-        anchor, number = place // scores.shape[1], place % scores.shape[1]
-        boxes = clip_boxes_to_image(
-            self.decode_regression(raw["bbox_regression"][b, anchor], raw["anchors"][b, anchor]),
-            raw["sizes"][b],
-        )
+        anchor, number, boxes = self._at_places(raw, b, torch.cat(places), scores.shape[1])
+        score = torch.cat(best)
         kept = batched_nms(boxes, score, number, self.model.nms_thresh)[
             : self.model.detections_per_img
         ]
         return anchor[kept], number[kept], score[kept]
 
+    def _at_places(
+        self, raw: Raw, b: int, place: Tensor, classes: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return anchors, class numbers and clipped boxes of indices into the flattened scores."""
+        from torchvision.ops.boxes import clip_boxes_to_image
+
+        anchor, number = place // classes, place % classes
+        boxes = self.decode_regression(raw["bbox_regression"][b, anchor], raw["anchors"][b, anchor])
+        return anchor, number, clip_boxes_to_image(boxes, raw["sizes"][b])
+
     def where(self, raw: Raw, frame: Tensor, place: Tensor) -> CellIndex:
         return CellIndex(frame, place, level_of(place, self.level_counts(raw)))
 
     def select_static(self, raw: Raw, limits: StaticLimits) -> StaticSelection:
-        from torchvision.ops.boxes import clip_boxes_to_image
-
         check_one_frame(len(raw["sizes"]))
         scores, most = self.scores(raw, 0), self.model.topk_candidates
         best = [
@@ -106,17 +110,13 @@ class AnchorDetector(TorchvisionDetector):
             for group in self.groups(raw, scores.shape[1])
         ]
         place = torch.cat(best)
-        anchor, number, score = (
-            place // scores.shape[1],
-            place % scores.shape[1],
-            scores.flatten()[place],
-        )
-        boxes = self.decode_regression(raw["bbox_regression"][0, anchor], raw["anchors"][0, anchor])
+        score = scores.flatten()[place]
+        anchor, number, boxes = self._at_places(raw, 0, place, scores.shape[1])
         labels = self.labels.of_model(number, self.count())
         return static_selection(
             ScoredBoxes(
                 score,
-                clip_boxes_to_image(boxes, raw["sizes"][0]),
+                boxes,
                 anchor,
                 number,
                 labels,

@@ -11,7 +11,7 @@ from boxcov.detectors.transformers.detector import QueryDetector
 from boxcov.detectors.transformers.families import FAMILIES, KNOWN, wrap
 from boxcov.detectors.weight_file import refuse_differences
 from boxcov.errors import BoxcovError, BoxcovWarning, import_package
-from boxcov.input_file import read_json, shorten
+from boxcov.input_file import read_json, reading, shorten
 
 _PROCESSOR = "preprocessor_config.json"
 
@@ -77,14 +77,8 @@ def load(
 
 def _config(path: Path) -> Mapping[str, Any]:
     file = path / "config.json"
-    try:
+    with reading(file, "a JSON file", "save_pretrained writes it next to the weights"):
         content = read_json(file)
-    except FileNotFoundError:
-        raise BoxcovError(
-            f"{file}: no such file; save_pretrained writes it next to the weights"
-        ) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise BoxcovError(f"{file}: not valid JSON ({error})") from None
     return content if isinstance(content, dict) else {}
 
 

@@ -24,10 +24,16 @@ from boxcov.detectors.signals import (
     window_signals,
 )
 from boxcov.detectors.yolox.config import STRIDES, Config
-from boxcov.detectors.yolox.decode import centred_boxes, grid_of, reported_boxes
 from boxcov.detectors.yolox.loss import CellTargets, encode, frame_losses
 from boxcov.detectors.yolox.network import PAFPN, REACH, Head
-from boxcov.detectors.yolox.selection import candidates, select, select_static
+from boxcov.detectors.yolox.selection import (
+    candidates,
+    centred_boxes,
+    grid_of,
+    reported_boxes,
+    select,
+    select_static,
+)
 from boxcov.head_stages import crop
 from boxcov.static_selection import StaticLimits, StaticSelection
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from boxcov.box_layout import IMAGE
 from boxcov.detectors.boxes import centres, corners, iou
 from boxcov.detectors.objects import objects_of
-from boxcov.detectors.yolox.decode import Grid, centred_boxes
+from boxcov.detectors.yolox.selection import Grid, centred_boxes
 
 _BOX_WEIGHT = 5.0
 # SimOTA
