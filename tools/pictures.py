@@ -131,8 +131,6 @@ def report(folder: Path) -> None:
             still(browser)
             browser.run("document.getElementById('calibration').scrollIntoView()")
             browser.picture(folder / "report-calibration.png")
-            browser.run("document.getElementById('runtime').scrollIntoView()")
-            browser.picture(folder / "report-cost.png")
             narrow = {"width": 400, "height": 900, "deviceScaleFactor": 1, "mobile": True}
             browser.command("Emulation.setDeviceMetricsOverride", **narrow)
             browser.open(page)

@@ -170,7 +170,7 @@ def test_text_report_and_figures_are_written(folder) -> None:
         for name in TABLES
     )
     assert (folder / "report.html").stat().st_size > 10_000
-    assert {"curves.png", "calibration.png", "runtime.png"} <= {
+    assert {"curves.png", "calibration.png"} <= {
         path.name for path in (folder / "figures").iterdir()
     }
 

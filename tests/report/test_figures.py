@@ -24,7 +24,6 @@ def test_figures_are_written(tmp_path: Path) -> None:
     assert [path.name for path in made] == [
         "curves.png",
         "calibration.png",
-        "runtime.png",
         "bev-0.png",
         "bev-1.png",
         "bev-2.png",
