@@ -111,10 +111,6 @@ class ReproduceCommand(DetectorOptions):
     )
     test_split: str | None = option(None, INPUT, "Split of --test.")
     test_count: int | None = vocabulary.count(text="Number of frames of --test.")
-    shift: tuple[str, ...] = option(
-        (), INPUT, "Data with a distribution shift; may be repeated.", metavar="KIND:WHERE"
-    )
-    shift_count: int | None = vocabulary.count(text="Number of frames of each --shift.")
     threshold: float = option(
         0.1, METHOD, "Only predictions with a higher score are evaluated.", within="[0, 1)"
     )
