@@ -95,7 +95,7 @@ def test_figures_draw_names_as_they_are(tmp_path: Path) -> None:
     import numpy as np
 
     from boxcov.report.figures import write_figures
-    from boxcov.report.pictures import write_plot
+    from boxcov.report.frame_plot import write_plot
     from boxcov.report.study import Method, Study
 
     name = r"$\frac{1$" + HOSTILE

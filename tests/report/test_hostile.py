@@ -19,10 +19,10 @@ from boxcov import Detections
 from boxcov.canvas import draw_image
 from boxcov.export import rerun
 from boxcov.plain_text import short_name
-from boxcov.report import pictures
+from boxcov.report import frame_plot
 from boxcov.report.figures import write_figures
+from boxcov.report.frame_plot import write_plot
 from boxcov.report.page import MAX_GROUPS, page
-from boxcov.report.pictures import write_plot
 from boxcov.report.study import Method, Study
 from helpers.export_boxes import in_image, in_space, with_error_model
 
@@ -97,7 +97,7 @@ def test_labels_of_rerun_are_short_lines() -> None:
 
 
 def test_a_picture_shows_so_many_boxes_only(monkeypatch) -> None:
-    monkeypatch.setattr(pictures, "MAX_BOXES", 30)
+    monkeypatch.setattr(frame_plot, "MAX_BOXES", 30)
     found = in_space(1234)
     axes = found.plot()
     assert len(axes.lines) <= 3 * 30
