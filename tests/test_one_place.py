@@ -85,7 +85,7 @@ def test_files_are_written_in_one_place() -> None:
 
 
 def test_texts_are_printed_in_one_place() -> None:
-    names = ("print", "typer.echo", "click.echo", "Console", "sys.stdout.write", "sys.stderr.write")
+    names = ("print", "click.echo", "Console", "sys.stdout.write", "sys.stderr.write")
     assert not search(lambda call, _: name_of(call) in names, PRINTERS)
 
 

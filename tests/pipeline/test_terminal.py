@@ -109,7 +109,7 @@ def test_figures_draw_names_as_they_are(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_during_the_import_has_no_traceback(tmp_path: Path) -> None:
-    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
+    (tmp_path / "click.py").write_text("raise KeyboardInterrupt")
     words = [sys.executable, "-c", "from boxcov.__main__ import main; main()"]
     path = {"PYTHONPATH": f"{tmp_path}:{':'.join(p for p in sys.path if p)}"}
     done = subprocess.run(words, env=path, capture_output=True, text=True)
