@@ -32,7 +32,7 @@ from boxcov.cli.reproduce import reproduce
 from boxcov.cli.stream import stream
 from boxcov.cli.train import train
 from boxcov.errors import BoxcovError, BoxcovWarning
-from boxcov.pipeline.terminal import output_error, say
+from boxcov.pipeline.terminal import output_error, replace_line, say
 from boxcov.version import __version__
 
 # by the panels of the help: every command, with the arguments of examples
@@ -148,7 +148,10 @@ def _show_warning(
     """Print a warning in one line; warnings of other packages with their place."""
     ours = issubclass(category, BoxcovWarning)
     prefix = "boxcov" if ours else f"{filename}:{lineno}: {category.__name__}"
-    say(f"{prefix}: {message}", sys.stderr if file is None else file, one_line=True)
+    out = sys.stderr if file is None else file
+    if out.isatty():
+        replace_line("", out)  # of the progress
+    say(f"{prefix}: {message}", out, one_line=True)
 
 
 if __name__ == "__main__":
