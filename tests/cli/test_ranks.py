@@ -13,6 +13,7 @@ import pytest
 
 from boxcov import BoxcovError, Detections
 from boxcov.pipeline import predict as prediction
+from boxcov.pipeline.frames import silent
 from boxcov.pipeline.options import DataOptions, EstimatorOptions, PredictCommand
 from helpers.command_line import boxcov, small_network
 from helpers.forked import forked
@@ -74,7 +75,7 @@ def test_killed_rank_ends_all_and_leaves_whole_blocks(tmp_path, made, alone) -> 
 
     ended = forked(
         2,
-        lambda rank: prediction.run(replace(made, out=out), die if rank == 1 else None, block=2),
+        lambda rank: prediction.run(replace(made, out=out), die if rank == 1 else silent, block=2),
     )
     assert ended[1][0] == -signal.SIGKILL
     assert ended[0][0] == 1

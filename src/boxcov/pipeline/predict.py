@@ -36,7 +36,7 @@ from boxcov.pipeline.frames import (
     silent,
 )
 from boxcov.pipeline.options import DataOptions, EstimatorOptions, PredictCommand, RankCommand
-from boxcov.pipeline.options.common import SHIPPED_POSTERIOR
+from boxcov.pipeline.options.option import SHIPPED_POSTERIOR
 from boxcov.pipeline.output_format import check_format, write_detections
 from boxcov.pipeline.paths import holds_output
 from boxcov.pipeline.show import check_show, pictures

@@ -61,12 +61,8 @@ class Workspace:
         if empty or not path.exists():
             write_json(path, mine)
             return
-        try:
+        with reading(path, "a setting", "delete the folder or choose another with --out"):
             stored = dict(read_json(path))
-        except (OSError, ValueError, TypeError, RecursionError):
-            raise BoxcovError(
-                f"{path}: damaged; delete the folder or choose another with --out"
-            ) from None
         other = sorted(name for name in {*mine, *stored} if mine.get(name) != stored.get(name))
         if other:
             differences = ", ".join(
