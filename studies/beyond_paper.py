@@ -24,7 +24,7 @@ from boxcov.evaluate.quality import ERRORS, auroc
 from boxcov.evaluate.records import Records
 from boxcov.files import write_text
 from boxcov.input_file import read_json
-from boxcov.pipeline.reproduce.comparison import PAPER, measure, spearman
+from boxcov.pipeline.reproduce.comparison import PAPER, Table, measure, spearman
 from boxcov.pipeline.reproduce.plan import (
     DEPTHS,
     FORMS,
@@ -35,7 +35,6 @@ from boxcov.pipeline.reproduce.plan import (
     Setting,
     paper_mcglm,
 )
-from boxcov.pipeline.reproduce.result_table import Table
 from boxcov.pipeline.reproduce.workspace import Workspace
 
 SHIFTS = tuple(f"simulated:{name}" for name in ("rain", "fog", "sparse", "crowd", "unseen"))

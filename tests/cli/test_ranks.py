@@ -165,9 +165,7 @@ def test_interrupted_evaluate_resumes(tmp_path, saved, monkeypatch) -> None:
     whole = undated(page)
     page.unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(
-            evaluation, "quality_rows", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
-        )
+        patch.setattr(evaluation, "table", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         assert evaluated(saved, page).code == 130
     assert [path.name for path in tmp_path.iterdir()] == ["page.html.parts"]
     assert "blocks of an interrupted run: continue it with --resume" in evaluated(saved, page).err

@@ -24,9 +24,8 @@ from boxcov.evaluate.quality import Partition
 from boxcov.evaluate.records import Records
 from boxcov.pipeline.options import DataOptions
 from boxcov.pipeline.reproduce import workspace as workspace_module
-from boxcov.pipeline.reproduce.comparison import measure, quality
+from boxcov.pipeline.reproduce.comparison import Table, measure, quality
 from boxcov.pipeline.reproduce.plan import FORMS, Run, Setting, paper_mcglm
-from boxcov.pipeline.reproduce.result_table import Table
 from boxcov.pipeline.reproduce.study import reproduce
 from boxcov.pipeline.reproduce.workspace import StepProgress, Workspace, part_of, restrict_posterior
 

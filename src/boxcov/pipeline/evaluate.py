@@ -65,16 +65,12 @@ def run(options: EvaluateCommand, progress: Progress = silent) -> Evaluation | N
     if truth is None:
         return None
     study = _build_study(options, files, truth)
-    rows = quality_rows(study, options.replicates, options.seed)
+    records = {method.name: method.records for method in study.methods}
+    rows = table(records, options.replicates, options.seed)
     if options.out is not None and store is not None:
         write(options.out, study, rows=rows)
         store.remove()
     return Evaluation(study, rows)
-
-
-def quality_rows(study: Study, replicates: int = 200, seed: int = 0) -> list[dict[str, Any]]:
-    """Return the rows of the quality table, see ``boxcov.evaluate.table``."""
-    return table({method.name: method.records for method in study.methods}, replicates, seed)
 
 
 def _load_files(options: EvaluateCommand) -> _Files:

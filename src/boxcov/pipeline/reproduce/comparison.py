@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,6 @@ from boxcov.pipeline.reproduce.plan import (
     Run,
     paper_mcglm,
 )
-from boxcov.pipeline.reproduce.result_table import Table
 from boxcov.pipeline.reproduce.workspace import Workspace, restrict_posterior
 
 # The paper's own numbers: tables I, III to VI by column, metric and error; run times (II) in ms per
@@ -45,6 +45,45 @@ CHANCE = (
     "By chance: the mean of the metric when u is shuffled over the boxes "
     "(P(U) for P(U|I), P(A) for P(A|C)). AUROC: of finding the inaccurate boxes; 0.5 is chance."
 )
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of plain values by column; None or NaN where there is no value."""
+
+    name: str
+    title: str
+    rows: Sequence[Mapping[str, Any]]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self.rows[0]) if self.rows else []
+
+    def markdown(self) -> str:
+        is_text = {
+            name: any(isinstance(row[name], str) for row in self.rows) for name in self.columns
+        }
+        rules = ["---" if text else "---:" for text in is_text.values()]
+        cells = [[_format(value) for value in row.values()] for row in self.rows]
+        lines = [f"| {' | '.join(row)} |" for row in (self.columns, rules, *cells)]
+        return "\n".join([f"**{self.title}**", "", *lines, *(f"\n{note}" for note in self.notes)])
+
+    def json(self) -> dict[str, Any]:
+        notes = list(self.notes)
+        return {"name": self.name, "title": self.title, "rows": list(self.rows), "notes": notes}
+
+
+def _format(value: Any) -> str:
+    """Return a value for people: two decimals below 10, three significant digits above."""
+    if value is None or value != value:
+        return ""
+    if isinstance(value, str | int):
+        return str(value)
+    if abs(value) >= 1e6 or 0 < abs(value) < 5e-3:
+        return f"{value:.2g}"
+    decimals = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
+    return f"{value:.{decimals}f}"
 
 
 def paper_tables(workspace: Workspace) -> list[Table]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from boxcov.files import write_json, write_text
 from boxcov.pipeline.options import ReproduceCommand
 from boxcov.pipeline.paths import hold_folder
-from boxcov.pipeline.reproduce.comparison import paper_tables
+from boxcov.pipeline.reproduce.comparison import Table, paper_tables
 from boxcov.pipeline.reproduce.plan import TEST, Run, Setting
-from boxcov.pipeline.reproduce.result_table import Table
 from boxcov.pipeline.reproduce.workspace import StepProgress, Workspace
 from boxcov.report.figures import write_figures
 from boxcov.report.page import write
