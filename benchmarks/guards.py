@@ -23,7 +23,7 @@ import torch
 from boxcov import EngineOptions, ExactGLM, Posterior
 from boxcov.data import simulated
 from boxcov.detectors import centerpoint
-from boxcov.pipeline.options.common import SHIPPED_POSTERIOR
+from boxcov.pipeline.options.option import SHIPPED_POSTERIOR
 from boxcov.predict.predictor import Predictor
 
 RESULT = Path(__file__).parents[1] / "docs/results/data/reliability-guards.json"

@@ -33,7 +33,6 @@ from boxcov.evaluate.method_table import table
 from boxcov.evaluate.quality import accurate_iou, auroc
 from boxcov.evaluate.records import Records
 from boxcov.evaluate.summary import compare
-from boxcov.report.pictures import Shown, draw_image
 
 
 def main() -> None:
@@ -312,8 +311,7 @@ def draw(args: argparse.Namespace) -> None:
     for ax, i in zip(axes.flat, chosen):
         image, targets = images[i]
         shown = to_pixels(image) if args.photos else np.full((*image.shape[2:], 3), 255, np.uint8)
-        truth = targets[0]["boxes"].numpy() if args.photos else np.zeros((0, 4))
-        draw_image(ax, Shown.of(detections[i]), shown, truth)
+        detections[i].plot(shown, targets if args.photos else None, ax)
         ax.set_title(f"image {images.image_ids[i]}", fontsize=9)
     figure.savefig(args.out / "boxes.png", dpi=90)
     if (args.out / "corrupted.jsonl").exists():

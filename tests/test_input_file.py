@@ -30,7 +30,6 @@ OWN = {
     ("data/coco/images.py", "Image.open"): "bytes that input_file.py read",
     ("detectors/torch_file.py", "ZipFile"): "bytes that input_file.py read",
     ("pipeline/predict.py", "json.loads"): "its own text",
-    ("pipeline/bench.py", "read_text"): "the state of its own process",
     ("files.py", "open"): "the file that is being written",
     ("files.py", "os.open"): "a folder, to flush it, and a lock",
     ("files.py", "read_text"): "the lock of an output",

@@ -118,7 +118,7 @@ def test_licences_of_installed_packages_are_accepted() -> None:
         "torch",
         "numpy",
         "safetensors",
-        "typer",
+        "click",
         "rich",
         "matplotlib",
         "scipy",

@@ -7,15 +7,16 @@ the page.
 from __future__ import annotations
 
 import inspect
-from enum import Enum
-from typing import Any, Literal, get_args, get_origin
+from pathlib import Path
+from typing import Any
 
 PAGE = "reference/command-line.md"
 INTRODUCTION = """# Command line
 
-This page is generated from the commands. `boxcov COMMAND -h` shows the same text, and
-`boxcov --install-completion` teaches your shell (bash, zsh, fish, PowerShell) to complete commands
-and options with the tab key. `boxcov --version` prints the version.
+This page is generated from the commands. `boxcov COMMAND -h` shows the same text.
+`boxcov --version` prints the version. To complete commands and options with the tab key, add
+`eval "$(_BOXCOV_COMPLETE=bash_source boxcov)"` to `~/.bashrc` (`zsh_source` to `~/.zshrc`;
+`_BOXCOV_COMPLETE=fish_source boxcov | source` for fish).
 
 A command that would replace its `--out` says so and stops; `--force` replaces it. `--json` prints
 one JSON value on stdout and nothing else; progress and warnings go to stderr.
@@ -27,12 +28,9 @@ after Ctrl-C and 143 after SIGTERM.
 
 def page() -> str:
     """Return the reference page: every command with its options, defaults and an example."""
-    import typer
-
     from boxcov.cli.app import build_app
 
-    group: Any = typer.main.get_command(build_app())
-    sections = [_section(name, command) for name, command in group.commands.items()]
+    sections = [_section(name, command) for name, command in build_app().commands.items()]
     return "\n".join([INTRODUCTION, *sections])
 
 
@@ -41,27 +39,19 @@ def _section(name: str, command: Any) -> str:
     examples = [text.removeprefix("Example: ") for text in (command.epilog or "").split("\n\n")]
     lines += ["```sh", *examples, "```", ""]
     lines += ["|option|default|meaning|", "|---|---|---|"]
-    lines += [_option(parameter) for parameter in command.params if parameter.name != "help"]
+    lines += [_option(one) for one in command.params if one.param_type_name == "option"]
     return "\n".join([*lines, ""])
 
 
-def _option(parameter: Any) -> str:
-    is_option = parameter.opts[0].startswith("-")
-    names = parameter.opts if is_option else [parameter.metavar or parameter.name.upper()]
-    shown = ", ".join(f"`{name}`" for name in names)
-    choices = _choices(parameter.type_descriptor.annotation)
-    if choices:
-        shown += " " + " or ".join(f"`{choice}`" for choice in choices)
-    value = getattr(parameter.default, "value", parameter.default)
-    default = "" if value is None or value is False else f"`{value}`"
-    return f"|{shown}|{'required' if parameter.required else default}|{_plain(parameter.help)}|"
-
-
-def _choices(annotation: Any) -> list[str]:
-    """Return the values of an enumeration or of a Literal."""
-    if isinstance(annotation, type) and issubclass(annotation, Enum):
-        return [choice.value for choice in annotation]
-    return [str(value) for value in get_args(annotation) if get_origin(annotation) is Literal]
+def _option(option: Any) -> str:
+    names = ", ".join(f"`{name}`" for name in option.opts)
+    choices = (option.metavar or "").split("|")
+    if len(choices) > 1:
+        names += " " + " or ".join(f"`{choice}`" for choice in choices)
+    values = option.default if option.multiple else (option.default,)
+    shown = [f"`{value}`" for value in values if isinstance(value, (str, int, float, Path))]
+    default = "" if option.is_flag else ", ".join(shown)
+    return f"|{names}|{'required' if option.required else default}|{_plain(option.help)}|"
 
 
 def _plain(text: str | None) -> str:

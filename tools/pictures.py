@@ -42,7 +42,7 @@ def drive(folder: Path, seconds: float = SECONDS) -> None:
     frames = boxcov.data.simulated.sequences("clear", SEED, 1, seconds, RATE)[0]
     for inputs, _ in frames:
         found = model(inputs)
-        points = last_sweep(inputs[0])
+        points = last_sweep(inputs[0].numpy())
         picture = draw_from_above(found[found.scores >= MIN_SCORE], points, REACH)
         drawn.append(picture.resize((SIDE, SIDE), Image.Resampling.LANCZOS))
         print(f"drive: {len(drawn)} of {len(frames)} frames", flush=True)
@@ -83,7 +83,7 @@ def frame(folder: Path) -> None:
     found = load_model()(inputs)
     found = found[found.scores >= MIN_SCORE]
     found.plot(inputs, targets).figure.savefig(folder / "plot.png", dpi=80)
-    picture = draw_from_above(found, last_sweep(inputs[0]))
+    picture = draw_from_above(found, last_sweep(inputs[0].numpy()))
     picture.resize((SIDE, SIDE), Image.Resampling.LANCZOS).save(folder / "annotated.png")
 
 
@@ -131,8 +131,6 @@ def report(folder: Path) -> None:
             still(browser)
             browser.run("document.getElementById('calibration').scrollIntoView()")
             browser.picture(folder / "report-calibration.png")
-            browser.run("document.getElementById('runtime').scrollIntoView()")
-            browser.picture(folder / "report-cost.png")
             narrow = {"width": 400, "height": 900, "deviceScaleFactor": 1, "mobile": True}
             browser.command("Emulation.setDeviceMetricsOverride", **narrow)
             browser.open(page)

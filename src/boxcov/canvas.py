@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 from boxcov.box_layout import IMAGE, PLANE, find_layout
 from boxcov.box_layout import columns as layout_columns
 from boxcov.detections import Detections
-from boxcov.outlines import DOUBTFUL, corners, grown_boxes, risk_colors, side_bands
+from boxcov.outlines import (
+    DOUBTFUL,
+    grown_boxes,
+    outlines_from_above,
+    risk_colors,
+    side_bands,
+    upright,
+)
 from boxcov.plain_text import short_name
 
 if TYPE_CHECKING:
@@ -39,9 +46,9 @@ def draw_image(found: Detections, image: Array) -> Image:
     height, width = image.shape[:2]
     boxes = found.numpy()["boxes"][:, columns].astype(float)
     limit = np.array([width, height, width, height])  # a line far outside would take long to draw
-    inner = _upright(boxes.clip(-limit, 2 * limit))
+    inner = upright(boxes.clip(-limit, 2 * limit))
     outside, _ = side_bands(boxes, _widths(found)[:, columns])
-    outer = _upright(outside.clip(-limit, 2 * limit))
+    outer = upright(outside.clip(-limit, 2 * limit))
     names = [short_name(found.classes[label]) for label in found.labels]
     texts = [f"{name} {note}" for name, note in zip(names, _notes(found))]
     _draw(picture, found, inner, outer, texts)
@@ -70,7 +77,9 @@ def draw_from_above(found: Detections, points: Array, reach: float | None = None
     picture = picture.convert("RGB")
     boxes = found.numpy()["boxes"][:, columns].astype(float)
     grown = grown_boxes(boxes, _widths(found)[:, columns])
-    inner, outer = (_to_pixels(_outlines(b).clip(-9e3, 9e3), reach) for b in (boxes, grown))
+    inner, outer = (
+        _to_pixels(outlines_from_above(b).clip(-9e3, 9e3), reach) for b in (boxes, grown)
+    )
     _draw(picture, found, inner, outer, _notes(found))
     return picture.reduce(2)
 
@@ -104,18 +113,6 @@ def _notes(found: Detections) -> list[str]:
     return [f"{risk:.0%}" for risk in found.risk.tolist()]
 
 
-def _upright(boxes: Array) -> Array:
-    """Return the outlines (m, 4, 2) of boxes x1 y1 x2 y2."""
-    return boxes[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 4, 2)
-
-
-def _outlines(boxes: Array) -> Array:
-    """Return the outlines (m, 6, 2) of boxes x y w l yaw, with the line from the centre ahead."""
-    sides = corners(boxes)
-    front = sides[:, :2].mean(1, keepdims=True)
-    return np.concatenate([boxes[:, None, :2], front, sides[:, :4]], 1)
-
-
 def _to_pixels(places: Array, reach: float) -> Array:
     """Return metres x y as pixels of a picture of twice ``SIDE``; y goes up."""
     return (places * [1, -1] + reach) * (SIDE / reach)
@@ -124,7 +121,7 @@ def _to_pixels(places: Array, reach: float) -> Array:
 def _draw(
     picture: Image, found: Detections, inner: Array, outer: Array, texts: Sequence[str]
 ) -> None:
-    """Draw outlines (m, k, 2) that end in four corners, the safest on top, and a legend."""
+    """Draw outlines (m, k, 2) that end around the box, the safest on top, and a legend."""
     from PIL import ImageDraw, ImageFont
 
     draw = ImageDraw.Draw(picture, "RGBA")
@@ -137,7 +134,7 @@ def _draw(
         colors = risk_colors(risk, is_dark=True)
     for i in np.argsort(-risk, kind="stable"):
         color = tuple(colors[i].tolist())
-        path = [tuple(place) for place in (*inner[i], inner[i][-4])]
+        path = [tuple(place) for place in inner[i]]
         if risk[i] > DOUBTFUL:
             draw.line(path, (*SHADOW, 110), line // 2 + 2)  # so that it shows on a bright image
             draw.line(path, (*color, 200), line // 2)

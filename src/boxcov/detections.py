@@ -306,7 +306,7 @@ class Detections:
         inputs, targets: a frame; its points or its image, and its objects in green, are drawn, too.
         axes: of matplotlib; a new figure unless given.
         """
-        return import_module("boxcov.report.pictures").plot(self, inputs, targets, axes, level)
+        return import_module("boxcov.report.frame_plot").plot(self, inputs, targets, axes, level)
 
     def to_supervision(self) -> Any:
         """Return boxes of images as ``supervision.Detections``."""

@@ -81,6 +81,18 @@ def corners(boxes: Array) -> Array:
     )
 
 
+def outlines_from_above(boxes: Array) -> Array:
+    """Return lines (m, 7, 2) of boxes x y w l yaw: from the centre ahead, then around the box."""
+    around = corners(boxes)
+    front = around[:, :2].mean(1, keepdims=True)
+    return np.concatenate([boxes[:, None, :2], front, around], 1)
+
+
+def upright(boxes: Array) -> Array:
+    """Return the closed outlines (m, 5, 2) of boxes x1 y1 x2 y2."""
+    return boxes[:, [0, 1, 2, 1, 2, 3, 0, 3, 0, 1]].reshape(-1, 5, 2)
+
+
 def ellipse(mean: Array, covariance: Array, sigmas: float) -> Array:
     """Return the outline (..., 60, 2) at ``sigmas`` standard deviations of 2D Gaussians.
 

@@ -154,10 +154,6 @@ def test_kills_of_reproduce(tmp_path, record_property) -> None:
         4,
         "--test-count",
         2,
-        "--shift",
-        "simulated:rain",
-        "--shift-count",
-        1,
     ]
     run = killed(
         Killed(

@@ -13,6 +13,7 @@ import pytest
 
 from boxcov import BoxcovError, Detections
 from boxcov.pipeline import predict as prediction
+from boxcov.pipeline.frames import silent
 from boxcov.pipeline.options import DataOptions, EstimatorOptions, PredictCommand
 from helpers.command_line import boxcov, small_network
 from helpers.forked import forked
@@ -74,7 +75,7 @@ def test_killed_rank_ends_all_and_leaves_whole_blocks(tmp_path, made, alone) -> 
 
     ended = forked(
         2,
-        lambda rank: prediction.run(replace(made, out=out), die if rank == 1 else None, block=2),
+        lambda rank: prediction.run(replace(made, out=out), die if rank == 1 else silent, block=2),
     )
     assert ended[1][0] == -signal.SIGKILL
     assert ended[0][0] == 1
@@ -164,9 +165,7 @@ def test_interrupted_evaluate_resumes(tmp_path, saved, monkeypatch) -> None:
     whole = undated(page)
     page.unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(
-            evaluation, "quality_rows", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
-        )
+        patch.setattr(evaluation, "table", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         assert evaluated(saved, page).code == 130
     assert [path.name for path in tmp_path.iterdir()] == ["page.html.parts"]
     assert "blocks of an interrupted run: continue it with --resume" in evaluated(saved, page).err

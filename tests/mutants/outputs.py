@@ -68,7 +68,7 @@ OUTPUTS = [
     ),
     Mutant(
         "names are no mathematics",
-        "report/pictures.py",
+        "report/frame_plot.py",
         '    return short_name(name, length).replace("$", r"\\$")',
         "    return short_name(name, length)",
         f"{TERMINAL}test_figures_draw_names_as_they_are",
@@ -106,7 +106,7 @@ OUTPUTS = [
         "outlines.py",
         "    grown[:, 3] += 2 * (c * x + s * y) + length\n",
         "    grown[:, 3] += c * x + s * y + length\n",
-        "report/test_pictures.py::test_the_outline_holds_every_box_within_the_region",
+        "report/test_frame_plot.py::test_the_outline_holds_every_box_within_the_region",
     ),
     Mutant(
         "messages are checked",

@@ -36,9 +36,9 @@ def test_advice_for_too_few_frames() -> None:
 def test_a_reproduction_without_options_is_the_default() -> None:
     setting = Setting.from_options(ReproduceCommand(out=Path("r")))
     assert (setting.test, setting.test_split, setting.n_data) == ("simulated:clear", "test", 3500)
-    assert (setting.count, setting.test_count, setting.shift_count) == (100, 24, 8)
-    assert (setting.slow, setting.calibration_count, len(setting.shift)) == (40, 40, 5)
+    assert (setting.count, setting.test_count) == (100, 24)
+    assert (setting.slow, setting.calibration_count) == (40, 40)
     own = ReproduceCommand(out=Path("r"), detector="yolox:s.pth", data="coco:root", quick=True)
     setting = Setting.from_options(own)
-    assert (setting.test, setting.n_data, setting.shift) == ("coco:root", None, ())
+    assert (setting.test, setting.n_data) == ("coco:root", None)
     assert (setting.count, setting.slow, setting.calibration_count) == (12, 2, 0)

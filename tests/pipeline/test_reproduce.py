@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,14 +20,12 @@ from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.error_model import network
 from boxcov.evaluate.ground_truth import match_detections
+from boxcov.evaluate.quality import Partition
 from boxcov.evaluate.records import Records
 from boxcov.pipeline.options import DataOptions
 from boxcov.pipeline.reproduce import workspace as workspace_module
-from boxcov.pipeline.reproduce.analysis import noisy_trace
-from boxcov.pipeline.reproduce.comparison import quality
-from boxcov.pipeline.reproduce.metrics import measure
+from boxcov.pipeline.reproduce.comparison import Table, measure, quality
 from boxcov.pipeline.reproduce.plan import FORMS, Run, Setting, paper_mcglm
-from boxcov.pipeline.reproduce.result_table import Table
 from boxcov.pipeline.reproduce.study import reproduce
 from boxcov.pipeline.reproduce.workspace import StepProgress, Workspace, part_of, restrict_posterior
 
@@ -37,21 +38,25 @@ SETTING = Setting(
     n_data=200.0,
     test="coco:test",
     test_split="test",
-    test_count=4,
+    test_count=6,
     slow=2,
-    shift=("coco:noisy",),
-    shift_count=2,
     calibration_count=30,
 )
 TABLES = [
     *(f"quality-{form}-{which}" for form in FORMS for which in ("all", "paired")),
     "runtime",
     *(f"{name}-{form}" for name in ("depth", "share", "epsilon", "samples") for form in FORMS),
-    "chance-paper",
-    "why",
-    "data",
-    "shift",
 ]
+
+
+@pytest.fixture
+def beyond(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The study of tables beyond the paper."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "studies"))
+    import beyond_paper
+
+    yield beyond_paper
+    sys.modules.pop("beyond_paper", None)
 
 
 def load_shapes(source: DataOptions, device: str, classes: tuple) -> list:
@@ -170,7 +175,7 @@ def test_text_report_and_figures_are_written(folder) -> None:
         for name in TABLES
     )
     assert (folder / "report.html").stat().st_size > 10_000
-    assert {"curves.png", "calibration.png", "runtime.png"} <= {
+    assert {"curves.png", "calibration.png"} <= {
         path.name for path in (folder / "figures").iterdir()
     }
 
@@ -220,7 +225,7 @@ def test_glm_and_exact_agree(folder) -> None:
 def test_another_setting_is_refused(folder) -> None:
     with pytest.raises(
         BoxcovError,
-        match=r"another setting \(test_count 4 there and 7 now\): choose another folder",
+        match=r"another setting \(test_count 6 there and 7 now\): choose another folder",
     ):
         Workspace(folder, replace(SETTING, test_count=7))
 
@@ -262,10 +267,41 @@ def test_cells_of_a_table_are_rounded() -> None:
     assert cells == "| 0.40 | 12.3 | 10636 | 3 |  | H | 3.2e+09 |"
 
 
-def test_noise_of_ten_samples_is_that_of_a_wishart_matrix() -> None:
+@pytest.mark.usefixtures("on_shapes")
+def test_tables_beyond_the_paper_have_finite_numbers(folder, beyond) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BoxcovWarning)
+        tables = beyond.analyse(Workspace(folder, SETTING), ["coco:noisy"])
+    assert [table.name for table in tables] == ["chance-paper", "why", "data", "shift"]
+    text = (folder / "beyond.md").read_text()
+    for table in tables:
+        numbers = [value for row in table.rows for value in row.values()]
+        assert all(isfinite(value) for value in numbers if isinstance(value, float))
+        assert table.title in text
+
+
+def test_noise_of_ten_samples_is_that_of_a_wishart_matrix(beyond) -> None:
     zeros = np.zeros(5000)
     arrays = (zeros[:, None], zeros, zeros, zeros, zeros, zeros[:, None], zeros, zeros)
     records = Records(("x",), ("car",), *arrays, covariance=np.full((5000, 1, 1), 4.0))
-    traces = noisy_trace(records, 10, np.random.default_rng(0))
+    traces = beyond.noisy_trace(records, 10, np.random.default_rng(0))
     assert abs(traces.mean() - 4) < 0.1
     assert abs(traces.std() - 4 * (2 / 9) ** 0.5) < 0.1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_shares_equal_those_of_the_partition(seed, beyond) -> None:
+    counts = Partition(*(int(n) for n in np.random.default_rng(seed).integers(1, 1000, 4)))
+    metrics = counts.metrics()
+    found = beyond.shares(metrics["AvU"], metrics["P(A|C)"], metrics["P(U|I)"])
+    assert pytest.approx((metrics["P(U)"], metrics["P(A)"])) == (found.P_U, found.P_A)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_bounds_hold_after_rounding(seed, beyond) -> None:
+    rng = np.random.default_rng(seed)
+    counts = Partition(*(int(n) for n in rng.integers(100, 1000, 4)))
+    metrics = counts.metrics()
+    low, high = beyond.bounds(*(round(metrics[name], 2) for name in ("AvU", "P(A|C)", "P(U|I)")))
+    assert low.P_U - 1e-3 <= metrics["P(U)"] <= high.P_U + 1e-3
+    assert low.P_A - 1e-3 <= metrics["P(A)"] <= high.P_A + 1e-3

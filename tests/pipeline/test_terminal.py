@@ -18,6 +18,7 @@ from boxcov.pipeline.progress import ProgressBar
 from boxcov.pipeline.terminal import say, say_json, say_table
 from boxcov.plain_text import printable
 from helpers.command_line import boxcov
+from helpers.studies import random_records
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J[bold]a[/nope]\u202eb\x9b31m\ud800"
 SHOWN = r"\x1b]0;owned\x07\x1b[2J[bold]a[/nope]\u202eb\x9b31m\ud800"
@@ -94,12 +95,12 @@ def test_figures_draw_names_as_they_are(tmp_path: Path) -> None:
     import numpy as np
 
     from boxcov.report.figures import write_figures
-    from boxcov.report.pictures import write_plot
-    from boxcov.report.study import Study
+    from boxcov.report.frame_plot import write_plot
+    from boxcov.report.study import Method, Study
 
     name = r"$\frac{1$" + HOSTILE
-    rows = [{"method": name, "ms": 2.0, "device": name}]
-    assert write_figures(tmp_path / "figures", Study(name, runtime=rows))
+    study = Study(name, methods=[Method(name, random_records(0))])
+    assert write_figures(tmp_path / "figures", study)
     zero = torch.zeros(1, dtype=torch.long)
     boxes, C = torch.tensor([[1.0, 1, 9, 9]]), torch.eye(4)[None]
     found = Detections(boxes, torch.ones(1), zero, zero, ("x1", "y1", "x2", "y2"), (name,), C)
@@ -108,7 +109,7 @@ def test_figures_draw_names_as_they_are(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_during_the_import_has_no_traceback(tmp_path: Path) -> None:
-    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
+    (tmp_path / "click.py").write_text("raise KeyboardInterrupt")
     words = [sys.executable, "-c", "from boxcov.__main__ import main; main()"]
     path = {"PYTHONPATH": f"{tmp_path}:{':'.join(p for p in sys.path if p)}"}
     done = subprocess.run(words, env=path, capture_output=True, text=True)

@@ -9,18 +9,15 @@ from boxcov.evaluate.covariance_metrics import coverage, gaussian_fit
 from boxcov.evaluate.curves import curves
 from boxcov.report.charts import (
     COVERAGES,
-    Bar,
-    BarChart,
     Line,
     LineChart,
     calibration_charts,
-    runtime_charts,
     student_coverage,
     threshold_charts,
 )
 from boxcov.report.study import Method, Study
-from boxcov.report.svg import decades, draw_bar_chart, draw_line_chart, legend, style_class
-from helpers.studies import calibrated_records, random_records, random_study
+from boxcov.report.svg import draw_line_chart, legend, style_class
+from helpers.studies import calibrated_records, random_study
 
 
 def test_threshold_charts_show_the_curves() -> None:
@@ -83,7 +80,7 @@ def test_errors_of_a_student_t_are_on_the_diagonal() -> None:
 
 def test_an_empty_study_has_no_charts() -> None:
     empty = Study("Empty")
-    assert threshold_charts(empty) == calibration_charts(empty) == runtime_charts(empty) == []
+    assert threshold_charts(empty) == calibration_charts(empty) == []
 
 
 def test_a_line_has_gaps_where_values_are_nan() -> None:
@@ -96,38 +93,11 @@ def test_a_line_has_gaps_where_values_are_nan() -> None:
     assert "a < b" not in drawn
 
 
-def test_bars_are_logarithmic() -> None:
-    values = (2.0, 20.0, 200.0, float("nan"))
-    drawn = draw_bar_chart(BarChart("t", [Bar("x", v, "", i) for i, v in enumerate(values)]))
-    widths = [float(rect.split('width="')[1].split('"')[0]) for rect in drawn.split("<rect ")[1:]]
-    assert widths[2] - widths[1] == pytest.approx(widths[1] - widths[0], abs=0.3)
-    assert widths[0] > 10
-    assert widths[3] < 2
-
-
-def test_runtime_names_and_colours() -> None:
-    rows = [
-        {"method": "new", "device": "gpu", "samples": 10, "ms": 2000.0, "ratio": 1.5},
-        {"method": "MC-GLM, k = 10", "device": "gpu", "samples": 10},
-        {"method": "new", "ms": 3},
-    ]
-    study = Study("x", methods=[Method("exact", random_records(0))], runtime=rows)
-    gpu, other = runtime_charts(study)
-    assert [gpu.title, other.title] == ["Milliseconds per frame, gpu", "Milliseconds per frame"]
-    assert [bar.name for bar in gpu.bars] == ["new, k = 10", "MC-GLM, k = 10"]
-    assert [bar.text for bar in gpu.bars] == ["2,000 ms (1.5 ×)", "not measured"]
-    assert gpu.bars[0].style == other.bars[0].style == 1  # 0 is that of exact
-
-
 def test_the_legend_names_every_method_and_the_diagonal() -> None:
     line = Line("<i>", np.zeros(1), np.zeros(1), 0)
     charts = [LineChart("a", "x", [line, replace(line, name="exact")], with_diagonal=True)]
     assert legend([*charts, *charts]).count("<li>") == 3
     assert "<i>" not in legend(charts)
-
-
-def test_axes_reach_the_next_powers_of_ten() -> None:
-    assert [decades(v) for v in ([14.0, 600.0], [10.0], [np.nan])] == [(0, 3), (0, 1), (0, 1)]
 
 
 def test_colours_repeat_with_other_dashes() -> None:

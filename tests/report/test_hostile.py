@@ -19,10 +19,10 @@ from boxcov import Detections
 from boxcov.canvas import draw_image
 from boxcov.export import rerun
 from boxcov.plain_text import short_name
-from boxcov.report import pictures
+from boxcov.report import frame_plot
 from boxcov.report.figures import write_figures
+from boxcov.report.frame_plot import write_plot
 from boxcov.report.page import MAX_GROUPS, page
-from boxcov.report.pictures import write_plot
 from boxcov.report.study import Method, Study
 from helpers.export_boxes import in_image, in_space, with_error_model
 
@@ -74,10 +74,7 @@ def test_names_cannot_change_the_page() -> None:
 
 
 def test_long_names_do_not_fill_a_figure(tmp_path: Path) -> None:
-    study = replace(
-        study_of(named(LONG, in_space(20, frames=1))),
-        runtime=[{"method": LONG, "device": LONG, "ms": 2.0}],
-    )
+    study = study_of(named(LONG, in_space(20, frames=1)))
     for path in write_figures(tmp_path, study):
         with Image.open(path) as picture:
             assert max(picture.size) < 5000, path
@@ -99,15 +96,8 @@ def test_labels_of_rerun_are_short_lines() -> None:
             assert label.isprintable()
 
 
-def test_times_of_any_size_are_drawn(tmp_path: Path) -> None:
-    rows = [{"method": str(ms), "ms": ms} for ms in (1e307, 1e-300, 0.0, -5.0, float("nan"))]
-    study = Study("Times", runtime=rows)
-    assert [path.name for path in write_figures(tmp_path, study)] == ["runtime.png"]
-    assert "Times" in page(study)
-
-
 def test_a_picture_shows_so_many_boxes_only(monkeypatch) -> None:
-    monkeypatch.setattr(pictures, "MAX_BOXES", 30)
+    monkeypatch.setattr(frame_plot, "MAX_BOXES", 30)
     found = in_space(1234)
     axes = found.plot()
     assert len(axes.lines) <= 3 * 30

@@ -6,21 +6,20 @@ import errno
 import signal
 import sys
 import warnings
-from inspect import getdoc
 from types import FrameType
-from typing import Annotated, TextIO
+from typing import TextIO
 
 try:
-    import typer
+    import click
 except ImportError:
     sys.exit(
-        "the boxcov command needs more packages: pip install typer rich matplotlib scipy pyyaml"
+        "the boxcov command needs more packages: pip install click rich matplotlib scipy pyyaml"
     )
 
 from boxcov.cli.bench import bench
 from boxcov.cli.calibrate import calibrate
 from boxcov.cli.check import check
-from boxcov.cli.command import Command, PanelCommand, PanelGroup, typer_command
+from boxcov.cli.command import Function, PanelGroup, build_command
 from boxcov.cli.convert import convert
 from boxcov.cli.demo import demo
 from boxcov.cli.evaluate import evaluate
@@ -33,11 +32,11 @@ from boxcov.cli.reproduce import reproduce
 from boxcov.cli.stream import stream
 from boxcov.cli.train import train
 from boxcov.errors import BoxcovError, BoxcovWarning
-from boxcov.pipeline.terminal import output_error, say
+from boxcov.pipeline.terminal import output_error, replace_line, say
 from boxcov.version import __version__
 
 # by the panels of the help: every command, with the arguments of examples
-COMMANDS: dict[str, dict[Command, tuple[str, ...]]] = {
+COMMANDS: dict[str, dict[Function, tuple[str, ...]]] = {
     "Use": {
         demo: ("--out demo",),
         predict: (
@@ -77,25 +76,26 @@ COMMANDS: dict[str, dict[Command, tuple[str, ...]]] = {
 }
 
 
-def build_app() -> typer.Typer:
-    """Return the typer application with all commands."""
-    app = typer.Typer(
-        cls=PanelGroup,
-        rich_markup_mode=None,
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-        epilog="Start with: boxcov demo",
+def build_app() -> PanelGroup:
+    """Return the command line with all commands."""
+    version = click.Option(
+        ["--version"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_print_version,
+        help="Print the version and exit.",
     )
-    app.callback()(_callback)
+    app = PanelGroup(
+        params=[version],
+        help="How wrong may each box be? Covariances, risks and regions for a detector's boxes.",
+        epilog="Start with: boxcov demo",
+        no_args_is_help=True,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )
     for panel, commands in COMMANDS.items():
         for command, examples in commands.items():
-            text = "\n\n".join(f"Example: boxcov {command.__name__} {words}" for words in examples)
-            # a line break inside a paragraph would stay where it is in the source
-            paragraphs = (getdoc(command) or "").split("\n\n")
-            about = "\n\n".join(part.replace("\n", " ") for part in paragraphs)
-            register = app.command(cls=PanelCommand, help=about, epilog=text, rich_help_panel=panel)
-            register(typer_command(command))
+            app.add_command(build_command(command, panel, examples))
     return app
 
 
@@ -109,14 +109,19 @@ def main() -> None:
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
-            build_app()(prog_name="boxcov")
+            build_app()(prog_name="boxcov", standalone_mode=False)
+        except click.ClickException as error:
+            error.show()
+            sys.exit(error.exit_code)
+        except click.Abort:
+            sys.exit(130)
         except BoxcovError as error:
             say(f"boxcov: {error}", sys.stderr, one_line=True)
             sys.exit(1)
         except OSError as error:
             if error.errno != errno.ENOSPC or error.filename is not None:
                 raise
-            say(f"boxcov: {output_error(error, sys.stdout)}", sys.stderr)  # the help, by typer
+            say(f"boxcov: {output_error(error, sys.stdout)}", sys.stderr)  # the help, by click
             sys.exit(1)
         finally:
             signal.signal(signal.SIGTERM, before)
@@ -126,21 +131,10 @@ def _terminate(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-def _print_version(is_asked: bool) -> None:
+def _print_version(ctx: click.Context, option: click.Parameter, is_asked: bool) -> None:
     if is_asked:
         say(f"boxcov {__version__}")
-        raise typer.Exit
-
-
-def _callback(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", help="Print the version and exit.", metavar="", callback=_print_version
-        ),
-    ] = False,
-) -> None:
-    """How wrong may each box of a detector be? Covariances, risks and regions for its boxes."""
+        ctx.exit()
 
 
 def _show_warning(
@@ -154,7 +148,10 @@ def _show_warning(
     """Print a warning in one line; warnings of other packages with their place."""
     ours = issubclass(category, BoxcovWarning)
     prefix = "boxcov" if ours else f"{filename}:{lineno}: {category.__name__}"
-    say(f"{prefix}: {message}", sys.stderr if file is None else file, one_line=True)
+    out = sys.stderr if file is None else file
+    if out.isatty():
+        replace_line("", out)  # of the progress
+    say(f"{prefix}: {message}", out, one_line=True)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,19 @@
-"""Build a typer command from a function that takes a dataclass of options, and print its output."""
+"""Build a click command from a function that takes a dataclass of options, and print its output."""
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
-from functools import wraps
+from functools import partial
+from inspect import getdoc
 from pathlib import Path
-from signal import SIGTERM
+from signal import SIGINT, SIGTERM
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
-import typer
-from typer.core import TyperCommand, TyperGroup
+import click
 
 from boxcov.errors import did_you_mean
 from boxcov.pipeline.options.option import INPUT, METHOD, OUTPUT, Help, Interval
@@ -23,18 +22,8 @@ from boxcov.pipeline.terminal import say, say_json, say_table
 if TYPE_CHECKING:
     from rich.table import Table
 
-Command = Callable[[Any], "Output | None"]
-JSON = inspect.Parameter(
-    "as_json",
-    inspect.Parameter.KEYWORD_ONLY,
-    default=False,
-    annotation=Annotated[
-        bool,
-        typer.Option(
-            "--json", help="Print JSON and nothing else.", metavar="", rich_help_panel=OUTPUT
-        ),
-    ],
-)
+Function = Callable[[Any], "Output | None"]
+PANELS = (INPUT, METHOD, OUTPUT)
 
 
 @dataclass(frozen=True)
@@ -53,132 +42,120 @@ class Output:
                 say(part) if isinstance(part, str) else say_table(part)
         if self.failure:
             say(f"boxcov: {self.failure}", sys.stderr)
-            raise typer.Exit(1)
+            sys.exit(1)
 
 
-class PanelCommand(TyperCommand):
-    """A command whose help shows its options in panels, without rich: 0.1 s less to import."""
+class PanelCommand(click.Command):
+    """A command whose help shows its options in panels."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuse wrong numbers and choices before typer imports pydantic (0.15 s) to parse."""
-        given = self.make_parser(ctx).parse_args(args=list(args))[0]
-        parsers = getattr(self.callback, "parsers", {})
-        options: Any = self.get_params(ctx)
-        for option in options:
-            found, parse = given.get(option.name), parsers.get(option.name)
-            for text in found if isinstance(found, (list, tuple)) else [found]:
-                if parse is not None and isinstance(text, str):
-                    try:
-                        parse(text)
-                    except typer.BadParameter as error:
-                        error.ctx, error.param = ctx, option
-                        raise
-        return super().parse_args(ctx, args)
+    panel = ""  # of the command itself
+    panels: Mapping[str, str] = {}  # by the name of an option
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        _write_panels(formatter, ((p, p.get_help_record(ctx)) for p in self.get_params(ctx)))
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
+        rows = (
+            (self.panels.get(str(one.name), "Options"), one.get_help_record(ctx)) for one in options
+        )
+        _write_panels(formatter, rows)
 
 
-class PanelGroup(TyperGroup):
+class PanelGroup(click.Group):
     """All commands; the help shows them in panels."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        for flag in self.get_params(ctx):
-            flag.default = False  # typer imports pydantic (0.1 s) to check its own None
-        return super().parse_args(ctx, args)
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         commands: Mapping[str, Any] = self.commands
         about = {name: (one.help or "").split("\n\n")[0] for name, one in commands.items()}
-        _write_panels(formatter, ((one, (name, about[name])) for name, one in commands.items()))
+        _write_panels(formatter, ((one.panel, (k, about[k])) for k, one in commands.items()))
 
 
-def _write_panels(formatter: Any, rows: Iterable[tuple[Any, tuple[str, str] | None]]) -> None:
+def _write_panels(
+    formatter: click.HelpFormatter, rows: Iterable[tuple[str, tuple[str, str] | None]]
+) -> None:
     """Write one section per panel of options or commands; a row is the name and the help text."""
     panels: dict[str, list[tuple[str, str]]] = {}
-    for one, row in rows:
+    for panel, row in rows:
         if row is not None:
-            name = row[0].split(" <list")[0]  # typer adds the Python type to an argument's name
-            panel = getattr(one, "rich_help_panel", None) or "Options"
-            panels.setdefault(panel, []).append((name, row[1]))
+            panels.setdefault(panel, []).append(row)
     for panel, members in panels.items():
         with formatter.section(panel):
             formatter.write_dl(members)
 
 
-def typer_command(function: Command) -> Callable[..., None]:
-    """Return ``function``, which takes a dataclass, with one option per field of it.
+def build_command(function: Function, panel: str, examples: Sequence[str]) -> PanelCommand:
+    """Return ``function``, which takes a dataclass, as a command with one option per field of it.
 
     Nested dataclasses are flattened. A function that returns an Output has the option --json, too.
     The help text shows the options in the order of the panels: input, method, output.
     """
-    hints = get_type_hints(function)
-    kind = hints["options"]
-    parameters = [*_flatten(kind), *([] if hints["return"] is NoneType else [JSON])]
-
-    @wraps(function)
-    def command(as_json: bool = False, **values: Any) -> None:
-        options = _value("options", kind, values)
-        try:
-            output = function(options)
-        except (KeyboardInterrupt, SystemExit) as stop:
-            if isinstance(stop, KeyboardInterrupt) or stop.code == 128 + SIGTERM:
-                can_resume = hasattr(options, "resume")
-                advice = "; the same command with --resume continues" if can_resume else ""
-                say(f"boxcov: interrupted{advice}", sys.stderr)
-            raise
-        if output is not None:
-            output.show(as_json)
-
-    panels = [INPUT, METHOD, OUTPUT]
-    parameters.sort(key=lambda p: panels.index(_info(p).rich_help_panel))
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in parameters}
-    command.parsers = {p.name: _info(p).parser for p in parameters}  # type: ignore[attr-defined]
+    hints, name = get_type_hints(function), function.__name__
+    found = sorted(_flatten(hints["options"]), key=lambda one: PANELS.index(one[0].panel))
+    params = [parameter for _, parameter in found]
+    panels = {str(parameter.name): shown.panel for shown, parameter in found}
+    if hints["return"] is not NoneType:
+        about = "Print JSON and nothing else."
+        params.append(click.Option(["--json", "as_json"], is_flag=True, help=about))
+        panels["as_json"] = OUTPUT
+    # a line break inside a paragraph would stay where it is in the source
+    texts = [part.replace("\n", " ") for part in (getdoc(function) or "").split("\n\n")]
+    texts += [f"{one.metavar}: {shown.text}" for shown, one in found if shown.is_argument]
+    command = PanelCommand(
+        name,
+        callback=partial(run, function, hints["options"]),
+        params=params,
+        help="\n\n".join(texts),
+        epilog="\n\n".join(f"Example: boxcov {name} {words}" for words in examples),
+    )
+    command.panel, command.panels = panel, panels
     return command
 
 
-def _info(parameter: inspect.Parameter) -> Any:
-    """Return the ``typer.Option`` or ``typer.Argument`` of a parameter."""
-    return parameter.annotation.__metadata__[0]
+def run(function: Function, kind: Any, as_json: bool = False, **values: Any) -> None:
+    """Call ``function`` with options of this kind, and print its output."""
+    options = _value("options", kind, values)
+    try:
+        output = function(options)
+    except (KeyboardInterrupt, SystemExit) as stop:
+        code = stop.code if isinstance(stop, SystemExit) else 128 + SIGINT
+        if isinstance(stop, KeyboardInterrupt) or code == 128 + SIGTERM:
+            can_resume = hasattr(options, "resume")
+            advice = "; the same command with --resume continues" if can_resume else ""
+            say(f"boxcov: interrupted{advice}", sys.stderr)
+        sys.exit(code)
+    if output is not None:
+        output.show(as_json)
 
 
-def _flatten(options: Any) -> Iterator[inspect.Parameter]:
-    """Yield one parameter per field of a dataclass, nested ones included."""
+def _flatten(options: Any) -> Iterator[tuple[Help, click.Parameter]]:
+    """Yield help and parameter of each field of a dataclass, nested ones included."""
     hints = get_type_hints(options)
     for field in fields(options):
         if is_dataclass(hints[field.name]):
             yield from _flatten(hints[field.name])
         else:
-            yield _parameter(field, hints[field.name])
+            yield field.metadata["help"], _parameter(field, hints[field.name])
 
 
-def _parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
+def _parameter(field: Field[Any], hint: Any) -> click.Parameter:
     shown: Help = field.metadata["help"]
-    default = inspect.Parameter.empty if field.default is MISSING else field.default
-    if get_origin(hint) is tuple:
-        hint = list[get_args(hint)[0]]  # type: ignore[misc]
-        default = list(default) if isinstance(default, tuple) else default
-    is_path = Path in (hint, *get_args(hint))
-    metavar = shown.metavar or ("FILE" if is_path else _metavar(hint))
-    parser = _parser(hint)
-    if _choices(hint) and float in get_args(hint):
-        hint = str  # typer knows no number or word
+    is_many = get_origin(hint) is tuple
+    kinds = {hint, *get_args(hint)}
+    is_path = Path in kinds
+    common: dict[str, Any] = {
+        "metavar": shown.metavar or ("FILE" if is_path else _metavar(hint)),
+        "type": click.Path(path_type=Path) if is_path else _parser(hint),
+        "required": field.default is MISSING,
+    }
     if shown.is_argument:
-        info = typer.Argument(help=shown.text, metavar=metavar, rich_help_panel=shown.panel)
-    else:
-        name = field.name.replace("_", "-")
-        info = typer.Option(
-            f"--{name}/--no-{name}" if hint == bool | None else f"--{name}",
-            help=f"{shown.text} {_limits(shown.within)}".rstrip(),
-            metavar=metavar,
-            parser=parser,
-            show_default=shown.default or True,
-            rich_help_panel=shown.panel,
-        )
-    annotation = Annotated[hint, info]
-    return inspect.Parameter(
-        field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+        return click.Argument([field.name], nargs=-1 if is_many else 1, **common)
+    name = f"--{field.name.replace('_', '-')}"
+    return click.Option(
+        [f"{name}/--no-{name[2:]}" if {bool, NoneType} <= kinds else name, field.name],
+        default=None if field.default is MISSING else field.default,
+        help=f"{shown.text} {_limits(shown.within)}".rstrip(),
+        is_flag=bool in kinds,
+        multiple=is_many,
+        show_default=shown.default or True,
+        **common,
     )
 
 
@@ -201,7 +178,7 @@ def _limits(interval: Interval | None) -> str:
     return f"{text.capitalize()}." if text not in ("", "at least 0", "at least 1") else ""
 
 
-def _parser(hint: Any) -> Callable[[str], float | str] | None:
+def _parser(hint: Any) -> Callable[[Any], Any] | None:
     """Return the parser of a number, a choice, or either; None for other types."""
     choices = _choices(hint)
     numbers: dict[Callable[[str], float], str] = {int: "an integer", float: "a number"}
@@ -210,14 +187,14 @@ def _parser(hint: Any) -> Callable[[str], float | str] | None:
         return None
     allowed = [*choices, *([] if number is None else [numbers[number]])]
 
-    def parse(text: str) -> float | str:
-        if text in choices:
-            return text
+    def parse(given: Any) -> Any:
+        if given in choices or not isinstance(given, str):  # a default is no text
+            return given
         with suppress(ValueError):
             if number is not None:
-                return number(text)
-        raise typer.BadParameter(
-            f"{text!r} is not {' or '.join(allowed)}{did_you_mean(text, choices)}."
+                return number(given)
+        raise click.BadParameter(
+            f"{given!r} is not {' or '.join(allowed)}{did_you_mean(given, choices)}."
         )
 
     return parse
@@ -228,4 +205,4 @@ def _value(name: str, hint: Any, values: Mapping[str, Any]) -> Any:
     if is_dataclass(hint):
         hints = get_type_hints(hint)
         return hint(**{name: _value(name, inner, values) for name, inner in hints.items()})  # type: ignore[operator]
-    return tuple(values[name]) if get_origin(hint) is tuple else values[name]
+    return values[name]

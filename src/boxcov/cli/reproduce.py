@@ -7,7 +7,7 @@ from boxcov.pipeline.options import ReproduceCommand
 
 
 def reproduce(options: ReproduceCommand) -> Output:
-    """Compute every table and figure of the paper, and distribution shifts.
+    """Compute every table and figure of the paper.
 
     The tables show the paper's numbers next to ours. An interrupted run continues when it is
     started again.

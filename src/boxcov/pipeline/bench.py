@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 from warnings import catch_warnings, simplefilter
 
@@ -19,7 +18,13 @@ from boxcov.detector import Detector
 from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.errors import BoxcovError
 from boxcov.pipeline.detectors import load_detector, match_source, warn_if_implausible
-from boxcov.pipeline.frames import Progress, default_test_split, load_frames, preload_frames
+from boxcov.pipeline.frames import (
+    Progress,
+    default_test_split,
+    load_frames,
+    preload_frames,
+    silent,
+)
 from boxcov.pipeline.options import BenchCommand, DataOptions
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.forward_mode.derivatives import sample_covariance
@@ -41,13 +46,12 @@ class TimedMethod:
     slow: bool = False  # timed once per frame
 
 
-def run(options: BenchCommand, progress: Progress | None = None) -> list[dict[str, Any]]:
+def run(options: BenchCommand, progress: Progress = silent) -> list[dict[str, Any]]:
     """Time all methods and return one row per method.
 
     Columns: ``method``, ``device``, ``boxes``, ``samples``, ``depth``, ``ms``, ``low`` and ``high``
     (quartiles), ``ratio`` to the plain detector, ``peak_mib`` and ``note``. The methods take turns
-    after a warm-up. ``peak_mib`` is the peak of torch on a GPU, and of the process on a CPU (on
-    Linux; None elsewhere).
+    after a warm-up. ``peak_mib`` is the peak memory of torch on a GPU, None on a CPU.
     """
     device = options.device
     detector = load_detector(options, device).eval()
@@ -67,8 +71,7 @@ def run(options: BenchCommand, progress: Progress | None = None) -> list[dict[st
             own = posterior if count is None else posterior.with_error_model(None)
             methods = methods_to_time(model, own, options, inputs[0])
             rows += measure(model, methods, inputs, options.repeats, device, posterior.depth)
-            if progress is not None:
-                progress(sum(row["method"] == "plain" for row in rows), total)
+            progress(sum(row["method"] == "plain" for row in rows), total)
     return rows
 
 
@@ -212,20 +215,23 @@ def measure(
     """Time the methods in turns on all inputs and return one row per method."""
     times: list[list[float]] = [[] for _ in methods]
     peaks: list[float | None] = [None for _ in methods]
+    is_gpu = device.startswith("cuda")
     count = statistics.mean(len(detector.detect(frame)) for frame in inputs)
     # negative turns warm up: the first boxes are checked, graphs are captured
     for turn in range(-3 - len(inputs), repeats * len(inputs)):
         for number, method in enumerate(methods):
             if method.call is None or (method.slow and not -1 <= turn < len(inputs)):
                 continue
-            is_counted = _reset_peak(device)
+            if is_gpu:
+                torch.cuda.reset_peak_memory_stats()
             start = seconds(device)
             result = method.call(inputs[turn % len(inputs)])
             taken = result if isinstance(result, float) else seconds(device) - start
             if turn >= 0:
                 times[number].append(taken)
-                peak = max(peaks[number] or 0.0, _peak_mib(device)) if is_counted else None
-                peaks[number] = peak
+                if is_gpu:
+                    peak = torch.cuda.max_memory_allocated() / 2**20
+                    peaks[number] = max(peaks[number] or 0.0, peak)
     plain = statistics.median(times[0])
     common = {"device": device, "boxes": round(count), "depth": depth}
     return [
@@ -243,25 +249,6 @@ def _row(
         quartiles = (1e3 * np.quantile(times, (0.25, 0.5, 0.75))).tolist()
         numbers |= dict(zip(numbers, quartiles)) | {"ratio": quartiles[1] / (1e3 * plain)}
     return {**row, **numbers}
-
-
-def _reset_peak(device: str) -> bool:
-    """Reset the peak memory; return whether it is counted on this system."""
-    if device.startswith("cuda"):
-        torch.cuda.reset_peak_memory_stats()
-        return True
-    try:
-        Path("/proc/self/clear_refs").write_text("5")  # Linux: resets VmHWM
-    except OSError:
-        return False
-    return True
-
-
-def _peak_mib(device: str) -> float:
-    if device.startswith("cuda"):
-        return torch.cuda.max_memory_allocated() / 2**20
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
 
 
 def format_table(rows: list[dict[str, Any]]) -> str:

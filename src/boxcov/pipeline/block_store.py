@@ -15,7 +15,7 @@ from boxcov.data.loader import load_items
 from boxcov.errors import BoxcovError
 from boxcov.files import make_folder
 from boxcov.input_file import reading
-from boxcov.pipeline.frames import Progress
+from boxcov.pipeline.frames import Progress, silent
 
 T = TypeVar("T")
 BLOCK = 16  # frames per block: an interrupted run loses at most this many
@@ -60,7 +60,7 @@ class BlockStore(Generic[T]):
         meta: Mapping[str, Any],
         compute: Callable[[range, Iterator[Any]], T],
         world: World,
-        progress: Progress | None = None,
+        progress: Progress = silent,
     ) -> None:
         """Compute the missing blocks of this rank, then wait for the other ranks.
 
@@ -71,7 +71,7 @@ class BlockStore(Generic[T]):
         for numbers in self.ranges(len(frames))[world.rank :: world.size]:
             if not self.has_block(numbers.start, meta):
                 missing.append(numbers)
-            elif progress is not None:
+            else:
                 progress(numbers.stop, len(frames))
         with world.label_errors():
             items = load_items(frames, [number for numbers in missing for number in numbers])

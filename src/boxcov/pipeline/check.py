@@ -12,7 +12,7 @@ from boxcov.pipeline.detectors import load_detector, match_source
 from boxcov.pipeline.frames import Progress, load_labelled_frames
 from boxcov.pipeline.options import CheckCommand, DataOptions
 from boxcov.pipeline.paths import holds_output
-from boxcov.report.pictures import write_plot
+from boxcov.report.frame_plot import write_plot
 
 
 @holds_output

@@ -19,6 +19,7 @@ from boxcov.pipeline.frames import (
     Progress,
     load_in_background,
     load_labelled_frames,
+    silent,
     source_of_detections,
 )
 from boxcov.pipeline.options import DataOptions, EvaluateCommand
@@ -45,7 +46,7 @@ class _Files(NamedTuple):
 
 
 @holds_output
-def run(options: EvaluateCommand, progress: Progress | None = None) -> Evaluation | None:
+def run(options: EvaluateCommand, progress: Progress = silent) -> Evaluation | None:
     """Compare predictions with the objects of their frames; write the report if there is an output.
 
     With an output, the objects of finished blocks of frames are stored next to it until the report
@@ -64,16 +65,12 @@ def run(options: EvaluateCommand, progress: Progress | None = None) -> Evaluatio
     if truth is None:
         return None
     study = _build_study(options, files, truth)
-    rows = quality_rows(study, options.replicates, options.seed)
+    records = {method.name: method.records for method in study.methods}
+    rows = table(records, options.replicates, options.seed)
     if options.out is not None and store is not None:
         write(options.out, study, rows=rows)
         store.remove()
     return Evaluation(study, rows)
-
-
-def quality_rows(study: Study, replicates: int = 200, seed: int = 0) -> list[dict[str, Any]]:
-    """Return the rows of the quality table, see ``boxcov.evaluate.table``."""
-    return table({method.name: method.records for method in study.methods}, replicates, seed)
 
 
 def _load_files(options: EvaluateCommand) -> _Files:
@@ -121,7 +118,7 @@ def _block_store(out: Path) -> BlockStore[GroundTruth]:
 
 
 def _read_objects(
-    files: _Files, store: BlockStore[GroundTruth] | None, world: World, progress: Progress | None
+    files: _Files, store: BlockStore[GroundTruth] | None, world: World, progress: Progress
 ) -> GroundTruth | None:
     """Return the objects of all frames; None for ranks that only read a share of them."""
     frames, count = files.frames, len(files.frames)
@@ -139,12 +136,11 @@ def _read_objects(
 
 
 def _show_progress(
-    numbers: range, items: Iterator[Any], count: int, progress: Progress | None
+    numbers: range, items: Iterator[Any], count: int, progress: Progress
 ) -> Iterator[Any]:
     for number, item in zip(numbers, items):
         yield item
-        if progress is not None:
-            progress(number + 1, count)
+        progress(number + 1, count)
 
 
 def _build_study(options: EvaluateCommand, files: _Files, truth: GroundTruth) -> Study:

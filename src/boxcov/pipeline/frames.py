@@ -24,6 +24,10 @@ SIMULATED_SPLITS = {"train": 0, "test": 1000, "val": 2000}  # added to the seed
 PRELOAD_BATCH = 8  # simulated frames that a GPU generates at once
 
 
+def silent(done: int, total: int) -> None:
+    """The progress of work that shows none."""
+
+
 def load_frames(
     source: DataOptions, device: str = "cpu", classes: Sequence[str] = simulated.CLASSES
 ) -> Sequence[Any]:
@@ -186,9 +190,7 @@ def load_in_background(
     return loaded(batches, workers, seed) if workers else batches
 
 
-def preload_frames(
-    frames: Sequence[Any], device: str, progress: Progress | None = None
-) -> list[Any]:
+def preload_frames(frames: Sequence[Any], device: str, progress: Progress = silent) -> list[Any]:
     """Return all frames as a list of tensors on ``device``, for several passes over them."""
     items: list[Any] = []
     for start in range(0, len(frames), PRELOAD_BATCH):
@@ -199,8 +201,7 @@ def preload_frames(
         else:
             new = [frames[i] for i in numbers]
         items += tree_map_only(Tensor, lambda t: t.to(torch.device(device)), new)
-        if progress is not None:
-            progress(len(items), len(frames))
+        progress(len(items), len(frames))
     return items
 
 

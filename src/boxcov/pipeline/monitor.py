@@ -12,11 +12,11 @@ import numpy as np
 
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
-from boxcov.files import check_writable, write_text
+from boxcov.files import write_text
 from boxcov.input_file import conform, open_text, parse_metadata, reading
 from boxcov.monitor import Monitor
 from boxcov.pipeline.options import MonitorCommand
-from boxcov.pipeline.paths import holds_output
+from boxcov.pipeline.paths import check_output, holds_output
 from boxcov.pipeline.terminal import say, say_json
 
 _HELP = {
@@ -33,7 +33,7 @@ _HELP = {
 def run(options: MonitorCommand, out: TextIO) -> dict[str, Any]:
     """Write the verdict on each frame; return the totals and the last p-value and evidence."""
     if options.save is not None:
-        check_writable(options.save)
+        check_output(options.save, may_replace=True)
     monitor = load_monitor(options)
     if options.save is not None:
         monitor.save(options.save)

@@ -29,10 +29,9 @@ def holds_output(run: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[C,
     def holding(options: C, /, *args: P.args, **keywords: P.kwargs) -> T:
         out: Path | None = options.out  # type: ignore[attr-defined]
         if out is not None:
-            check_output(out, folder=getattr(options, "format", "") == "kitti")
             # True: the file of boxcov monitor is replaced after each frame
             may_replace = getattr(options, "force", True) or getattr(options, "resume", False)
-            refuse_existing(out, may_replace)
+            check_output(out, may_replace, folder=getattr(options, "format", "") == "kitti")
         if out is None or os.environ.get("RANK", "0") != "0":
             return run(options, *args, **keywords)
         with hold(out.absolute()):
@@ -50,8 +49,11 @@ def hold_folder(path: Path) -> Iterator[Path]:
         yield path
 
 
-def check_output(out: Path, folder: bool = False) -> None:
-    """Raise unless the file (or ``folder``) ``out`` can be written, before the work starts."""
+def check_output(out: Path, may_replace: bool, folder: bool = False) -> None:
+    """Raise unless the file (or ``folder``) ``out`` can be written, before the work starts.
+
+    may_replace: whether there may be a file, or a folder with files, of that name.
+    """
     if folder and out.is_file():
         raise BoxcovError(f"{out}: is a file; the format kitti writes a folder")
     if not out.name or (out.is_dir() and not folder):
@@ -62,10 +64,6 @@ def check_output(out: Path, folder: bool = False) -> None:
         make_folder(out)
     else:
         check_writable(out)
-
-
-def refuse_existing(out: Path, may_replace: bool) -> None:
-    """Raise if a file, or a folder with files, would be replaced."""
     is_there = out.is_file() or (out.is_dir() and any(out.iterdir()))
     if is_there and not may_replace:
         raise BoxcovError(f"{out}: exists: replace it with --force, or give another name")

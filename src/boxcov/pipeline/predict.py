@@ -33,9 +33,10 @@ from boxcov.pipeline.frames import (
     frames_name,
     load_frames,
     load_in_background,
+    silent,
 )
 from boxcov.pipeline.options import DataOptions, EstimatorOptions, PredictCommand, RankCommand
-from boxcov.pipeline.options.common import SHIPPED_POSTERIOR
+from boxcov.pipeline.options.option import SHIPPED_POSTERIOR
 from boxcov.pipeline.output_format import check_format, write_detections
 from boxcov.pipeline.paths import holds_output
 from boxcov.pipeline.show import check_show, pictures
@@ -54,9 +55,9 @@ from boxcov.version import __version__
 @holds_output
 def run(
     options: PredictCommand,
-    progress: Progress | None = None,
+    progress: Progress = silent,
     block: int = BLOCK,
-    drawing: Progress | None = None,
+    drawing: Progress = silent,
 ) -> dict[str, Any]:
     """Predict every frame, write the boxes to ``options.out`` and return a summary.
 
@@ -146,9 +147,7 @@ def _warn_of_calibration_frames(model: Predictor, about: Mapping[str, Any]) -> N
         )
 
 
-def _show(
-    options: PredictCommand, frames: Any, found: Detections, progress: Progress | None
-) -> None:
+def _show(options: PredictCommand, frames: Any, found: Detections, progress: Progress) -> None:
     """Draw the boxes of every frame if ``--show`` asks for it."""
     if options.show is None:
         return
@@ -158,8 +157,7 @@ def _show(
             inputs, frame = frames[number]
             is_file = isinstance(frame, Frame)
             show(name, frame.background if is_file else background_of(inputs), boxes)
-            if progress is not None:
-                progress(number + 1, len(frames))
+            progress(number + 1, len(frames))
 
 
 def build_predictor(
@@ -248,7 +246,7 @@ def read_blocks(store: BlockStore[Detections], count: int) -> Detections:
 
 
 def _predict_block(
-    model: Predictor, numbers: range, items: Iterator[Any], total: int, progress: Progress | None
+    model: Predictor, numbers: range, items: Iterator[Any], total: int, progress: Progress
 ) -> Detections:
     found, milliseconds = [], []
     for number, (inputs, frame) in zip(numbers, items):
@@ -259,8 +257,7 @@ def _predict_block(
         if isinstance(frame, Frame):
             boxes = frame.in_file(boxes)
         found.append(replace(boxes, frame=boxes.frame + number).to("cpu"))
-        if progress is not None:
-            progress(number + 1, total)
+        progress(number + 1, total)
     boxes = concatenate(found)
     return replace(boxes, meta={**_result_meta(boxes), "milliseconds": milliseconds})
 

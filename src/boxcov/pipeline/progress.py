@@ -1,4 +1,4 @@
-"""Progress of long work: a bar in a terminal, a line every few seconds in a log."""
+"""Progress of long work: one line that changes in a terminal, one every few seconds in a log."""
 
 from __future__ import annotations
 
@@ -8,14 +8,9 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
-from boxcov.pipeline.terminal import rich_console, say
-from boxcov.plain_text import printable
-
-if TYPE_CHECKING:
-    from rich.progress import Progress as Bars
-    from rich.progress import TaskID
+from boxcov.pipeline.terminal import replace_line, say
 
 SILENT_SECONDS = 2.0  # shorter work shows nothing
 LOG_SECONDS = 5.0  # between two lines of a log
@@ -39,7 +34,7 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
         self.began = clock()
         self._last_line = self.began - LOG_SECONDS
         self._first: tuple[float, int] | None = None  # time and count of the first call
-        self._bar: tuple[Bars, TaskID] | None = None
+        self._is_shown = False  # a line in the terminal, which is replaced by the next
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -54,49 +49,28 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
         seconds, number = now - self._first[0], done - self._first[1]
         rate = number / seconds if seconds > 0 and number > 0 else None
         if now - self.began >= SILENT_SECONDS:
+            line = self._line(done, total, note, rate)
             if self.stream.isatty():
-                self._draw_bar(done, total, note, rate)
+                replace_line(line, self.stream)
+                self._is_shown = True
             elif now - self._last_line >= LOG_SECONDS:
                 self._last_line = now
-                self._print_line(done, total, note, rate)
+                say(line, self.stream)
         if total is not None and done >= total:
             self.close()
 
-    def _print_line(self, done: int, total: int | None, note: str, rate: float | None) -> None:
+    def _line(self, done: int, total: int | None, note: str, rate: float | None) -> str:
         count = f"{done}" if total is None else f"{done} of {total}"
         parts = [f"{self.what}: {count} {self.unit}", note, _format_rate(rate)]
         if rate is not None and total is not None:
             parts.append(f"{timedelta(seconds=round((total - done) / rate))} left")
-        say(", ".join(part for part in parts if part), self.stream)
-
-    def _draw_bar(self, done: int, total: int | None, note: str, rate: float | None) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bars
-
-        if self._bar is None:
-            bars = Bars(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[rate]}", markup=False),
-                TimeRemainingColumn(),
-                console=rich_console(self.stream),
-                transient=True,
-            )
-            bars.start()
-            self._bar = bars, bars.add_task(printable(self.what), total=total, rate="")
-        bars, task = self._bar
-        text = printable(f"{self.what}, {note}" if note else self.what, one_line=True)
-        rate_text = _format_rate(rate)
-        bars.update(
-            task, completed=done, total=total, description=text, rate=rate_text, refresh=True
-        )
+        return ", ".join(part for part in parts if part)
 
     def close(self) -> None:
-        """Remove the bar."""
-        if self._bar is not None:
-            self._bar[0].stop()
-            self._bar = None
+        """Remove the line from a terminal."""
+        if self._is_shown:
+            replace_line("", self.stream)
+            self._is_shown = False
 
 
 def _format_rate(rate: float | None) -> str:

@@ -15,7 +15,6 @@ from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.evaluate.label_order import Aggregate, box_values, frame_values
 from boxcov.evaluate.wrong_labels import disagreement
 from boxcov.export.tables import write_columns
-from boxcov.files import check_writable
 from boxcov.outlines import background_of
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frame_files import FileFrames, Frame
@@ -24,10 +23,11 @@ from boxcov.pipeline.frames import (
     check_labels,
     load_in_background,
     load_labelled_frames,
+    silent,
     source_of_detections,
 )
 from boxcov.pipeline.options import DataOptions, PredictedData, RankCommand
-from boxcov.pipeline.paths import holds_output, refuse_existing
+from boxcov.pipeline.paths import check_output, holds_output
 from boxcov.pipeline.predict import build_predictor, open_frames
 
 Array = NDArray[Any]
@@ -46,11 +46,10 @@ class Pool:
 
 
 @holds_output
-def run(options: RankCommand, progress: Progress | None = None) -> dict[str, Any]:
+def run(options: RankCommand, progress: Progress = silent) -> dict[str, Any]:
     """Write the frames in order, and the boxes if asked for; return the first frames."""
     if options.boxes is not None:
-        check_writable(options.boxes)
-        refuse_existing(options.boxes, options.force)
+        check_output(options.boxes, options.force)
     if options.fiftyone is not None:
         _check_dataset(options.fiftyone, options.force)
     pool = _predict(options, progress) if options.predictions is None else _read(options)
@@ -125,7 +124,7 @@ def _falling(values: Array) -> Array:
     return np.argsort(-np.asarray(values, dtype=float), kind="stable")
 
 
-def _predict(options: RankCommand, progress: Progress | None) -> Pool:
+def _predict(options: RankCommand, progress: Progress) -> Pool:
     """Run the detector over the frames."""
     detector = load_detector(options, options.device)
     estimator = options.estimator.for_detector(options.detector)
@@ -142,8 +141,7 @@ def _predict(options: RankCommand, progress: Progress | None) -> Pool:
         targets.append((None, target))
         seen = target.background if is_file else background_of(inputs)
         sizes.append(seen.shape[1::-1] if seen is not None and seen.ndim == 3 else None)
-        if progress is not None:
-            progress(number + 1, len(frames))
+        progress(number + 1, len(frames))
     if not found:
         raise BoxcovError(f"there are no frames to rank in {options.source.data}")
     names = frames.names if isinstance(frames, FileFrames) else list(map(str, range(len(found))))

@@ -12,7 +12,7 @@ from boxcov.canvas import draw_from_above, draw_image, reach_of
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError, import_package
 from boxcov.files import atomic_write, make_folder
-from boxcov.pipeline.paths import check_output, refuse_existing
+from boxcov.pipeline.paths import check_output
 
 RATE = 10.0  # frames per second of a video
 MAX_GIF = 500  # frames: a GIF is held in memory until it is complete
@@ -29,8 +29,7 @@ def check_show(out: Path | None, force: bool) -> None:
         raise BoxcovError(f"--show {out}: give a folder, or a video that ends in .gif or .mp4")
     if suffix == ".mp4":
         import_package("av")
-    check_output(out, folder=not suffix)
-    refuse_existing(out, force)
+    check_output(out, force, folder=not suffix)
 
 
 @contextmanager

@@ -123,15 +123,11 @@ def write_lines(
             failed += 1
         else:
             latencies.add(line["ms"])
-        _print_line(line, out, done)
+        try:
+            say(to_json(line, compact=True), out)
+        except BoxcovError as error:
+            raise BoxcovError(f"the line of frame {done}: {error}, and continue there") from None
     return done, failed
-
-
-def _print_line(line: dict[str, Any], out: TextIO, number: int) -> None:
-    try:
-        say(to_json(line, compact=True), out)
-    except BoxcovError as error:
-        raise BoxcovError(f"the line of frame {number}: {error}, and continue there") from None
 
 
 def predict_line(

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, TextIO
 
 from boxcov.errors import BoxcovError
@@ -27,6 +29,13 @@ def say(text: object, file: TextIO | None = None, one_line: bool = False) -> Non
         print(printable(text, one_line).encode("ascii", "backslashreplace").decode(), file=out)
     except OSError as error:
         raise output_error(error, out) from None
+
+
+def replace_line(text: str, terminal: TextIO) -> None:
+    """Write a text over the line of a terminal on which the cursor is, cut to its width."""
+    shown = printable(text, one_line=True)[: get_terminal_size().columns - 1]
+    with suppress(OSError, UnicodeEncodeError):  # progress alone is lost
+        print(f"\r\x1b[K{shown}", end="", file=terminal, flush=True)
 
 
 def output_error(error: OSError, out: TextIO) -> BaseException:
@@ -50,14 +59,14 @@ def say_table(table: Table, file: TextIO | None = None) -> None:
     """Print a table to stdout, or to another file."""
     out = sys.stdout if file is None else file
     try:
-        rich_console(out).print(table)
+        _plain_console(out).print(table)
         out.flush()
     except OSError as error:
         raise output_error(error, out) from None
 
 
-def rich_console(file: TextIO) -> Console:
-    """Return a console for tables and bars that takes no name as markup."""
+def _plain_console(file: TextIO) -> Console:
+    """Return a console for tables that takes no name as markup."""
     from rich.console import Console
     from rich.text import Text
 

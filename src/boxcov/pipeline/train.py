@@ -23,9 +23,10 @@ from boxcov.pipeline.frames import (
     default_test_split,
     load_labelled_frames,
     preload_frames,
+    silent,
 )
 from boxcov.pipeline.options import DataOptions, TrainCommand
-from boxcov.pipeline.paths import check_output, holds_output, refuse_existing
+from boxcov.pipeline.paths import check_output, holds_output
 
 PrecisionTable = dict[str, dict[float, float]]  # by class and distance in metres
 _REPORTED = ("config", "data", "split", "steps", "batch", "rate", "sweeps", "seed", "start_from")
@@ -33,7 +34,7 @@ _REPORTED = ("config", "data", "split", "steps", "batch", "rate", "sweeps", "see
 
 @holds_output
 def run(
-    options: TrainCommand, loading: Progress | None = None, training: TrainingProgress | None = None
+    options: TrainCommand, loading: Progress = silent, training: TrainingProgress | None = None
 ) -> dict[str, Any]:
     """Train, test, and write the weights and a report next to them; return the report.
 
@@ -47,8 +48,7 @@ def run(
             f"{options.out}: {report_path.name} is the report and {checkpoint.name} the checkpoint "
             "of the training: give another name"
         )
-    check_output(report_path)
-    refuse_existing(report_path, options.force or options.resume)
+    check_output(report_path, options.force or options.resume)
     detector = move_to_device(_initial_detector(options), options.device)
     source = DataOptions(options.data, options.split, options.count, options.seed, options.sweeps)
     began = perf_counter()

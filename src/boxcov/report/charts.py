@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +16,11 @@ from boxcov.evaluate.probability_metrics import region_coverage
 from boxcov.evaluate.quality import ERRORS, METRICS
 from boxcov.evaluate.records import Records
 from boxcov.report.study import Study, thin_points
-from boxcov.report.tables import ERROR_NAMES, format_value
+from boxcov.report.tables import ERROR_NAMES
 from boxcov.report.verdict import first_records
 
 Array = NDArray[Any]
 COVERAGES = np.array([0.05, *np.arange(1, 10) / 10, 0.95, 0.99])
-DRAWN_MS = (1e-6, 1e9)  # milliseconds beyond are drawn as these
 RISK_BINS = 10  # of the reliability diagram, with equal numbers of boxes
 COLOURS = 8  # number of distinct colours; further methods repeat them with other dashes
 
@@ -46,24 +45,6 @@ class LineChart:
     lines: Sequence[Line]
     y_label: str = ""
     with_diagonal: bool = False
-
-
-@dataclass(frozen=True)
-class Bar:
-    """One horizontal bar; a value of NaN has no bar."""
-
-    name: str
-    value: float
-    text: str  # behind the bar
-    style: int
-
-
-@dataclass(frozen=True)
-class BarChart:
-    """Horizontal bars on a logarithmic axis."""
-
-    title: str
-    bars: Sequence[Bar]
 
 
 def threshold_charts(study: Study) -> list[LineChart]:
@@ -176,35 +157,3 @@ def student_coverage(records: Records) -> tuple[Array, Array]:
         records.scale * quantile((1 + level) / 2, np.array(records.dof)) for level in COVERAGES
     ]
     return COVERAGES, np.array([region_coverage(errors, width) for width in widths])
-
-
-def runtime_charts(study: Study) -> list[BarChart]:
-    """Return milliseconds per frame, one chart per device; evaluated methods keep their colour."""
-    styles = {method.name: i for i, method in enumerate(study.methods)}
-    bars: dict[str, list[Bar]] = {}
-    for row in study.runtime:
-        style = styles.setdefault(str(row.get("method", "")), len(styles))
-        ms = _number(row.get("ms"))
-        length = float(np.clip(ms, *DRAWN_MS)) if ms > 0 else ms
-        bar = Bar(_runtime_name(row), length, _runtime_text(row), style)
-        bars.setdefault(str(row.get("device") or ""), []).append(bar)
-    return [
-        BarChart(f"Milliseconds per frame, {device}" if device else "Milliseconds per frame", some)
-        for device, some in bars.items()
-    ]
-
-
-def _number(value: Any) -> float:
-    return float("nan") if value is None else float(value)
-
-
-def _runtime_name(row: Mapping[str, Any]) -> str:
-    name, samples = str(row.get("method", "")), row.get("samples")
-    return name if not samples or f"k = {samples}" in name else f"{name}, k = {samples}"
-
-
-def _runtime_text(row: Mapping[str, Any]) -> str:
-    ms, ratio = _number(row.get("ms")), _number(row.get("ratio"))
-    if np.isnan(ms):
-        return "not measured"
-    return f"{format_value(ms)} ms" + ("" if np.isnan(ratio) else f" ({format_value(ratio)} ×)")

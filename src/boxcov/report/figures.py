@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from boxcov.box_layout import PLANE
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.quality import METRICS
 from boxcov.evaluate.records import Records
@@ -14,32 +13,19 @@ from boxcov.files import make_folder
 from boxcov.plain_text import MAX_NAME
 from boxcov.report.charts import (
     COLOURS,
-    BarChart,
     LineChart,
     calibration_charts,
     coverage_charts,
     gate_charts,
     reliability_charts,
-    runtime_charts,
     threshold_charts,
 )
-from boxcov.report.pictures import (
-    Shown,
-    draw_from_above,
-    escape_math,
-    new_axes,
-    new_figure,
-    save_figure,
-)
+from boxcov.report.frame_plot import escape_math, new_axes, new_figure, save_figure
 from boxcov.report.study import Method, Study
-from boxcov.report.svg import decades
-from boxcov.report.viewer import viewer_methods
 
 # the page's colours on white, in the same order
 PALETTE = ("#2a78d6", "#e0592a", "#159c6c", "#b87f00", "#d4588c", "#0a7a0a", "#4a3aa7", "#c93a3a")
 DASHES = ("-", "--", ":")
-MAX_SCENES = 3
-MIN_SCORE = 0.3  # of a box in a picture: boxes of lower score would cover the others
 
 
 def write_figures(folder: str | Path, study: Study) -> list[Path]:
@@ -48,9 +34,7 @@ def write_figures(folder: str | Path, study: Study) -> list[Path]:
     figures = {
         "curves": _draw_line_charts(threshold_charts(study), len(METRICS), size=(3.0, 2.5)),
         "calibration": _draw_line_charts(calibration_charts(study), 2, size=(3.6, 3.5)),
-        "runtime": _draw_bar_charts(runtime_charts(study)),
     }
-    figures |= {f"bev-{n}": _draw_scene(study, n) for n in sorted(study.scenes)[:MAX_SCENES]}
     written = {folder / f"{name}.png": one for name, one in figures.items() if one is not None}
     for path, figure in written.items():
         save_figure(path, figure, dpi=200, bbox_inches="tight")
@@ -142,43 +126,6 @@ def _draw_line_charts(
         frameon=False,
         fontsize=9,
     )
-    return figure
-
-
-def _draw_bar_charts(charts: Sequence[BarChart]) -> Any | None:
-    """Draw charts below each other; None without charts."""
-    if not charts:
-        return None
-    height = 0.8 + sum(0.5 + 0.28 * len(chart.bars) for chart in charts)
-    figure = new_figure(6.5, height)
-    for ax, chart in zip(figure.subplots(len(charts), squeeze=False)[:, 0], charts):
-        low, high = decades([bar.value for bar in chart.bars])
-        values = [bar.value if bar.value > 0 else 10.0**low for bar in chart.bars]
-        colours = [PALETTE[bar.style % COLOURS] for bar in chart.bars]
-        drawn = ax.barh(range(len(values)), values, height=0.65, color=colours)
-        texts = [_escape(bar.text) for bar in chart.bars]
-        ax.bar_label(drawn, texts, padding=4, fontsize=8)
-        names = [_escape(bar.name, MAX_NAME // 2) for bar in chart.bars]
-        ax.set_yticks(range(len(values)), names, fontsize=8)
-        ax.invert_yaxis()
-        ax.set(xscale="log", xlim=(10.0**low, 10.0 ** (high + 0.4 * (high - low))))
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.set_title(_escape(chart.title), fontsize=10, loc="left")
-    return figure
-
-
-def _draw_scene(study: Study, frame: int) -> Any | None:
-    """Draw a frame from above: the first method with covariances."""
-    if not study.methods or not all(name in study.fields for name in PLANE):
-        return None
-    method = viewer_methods(study)[0]
-    figure = new_figure(6.5, 6.8)
-    axes, records, scene = figure.add_subplot(), method.records, study.scenes[frame]
-    shown = records[(records.frame == frame) & (records.scores >= MIN_SCORE)]
-    draw_from_above(axes, Shown.of(shown), scene.points, scene.truth)
-    kind = "score" if records.risk is None else "risk"
-    title = f"{_escape(scene.name)}: {_escape(method.name)}, scores from {MIN_SCORE}"
-    axes.set_title(f"{title}. Green: objects; numbers: {kind}", fontsize=9)
     return figure
 
 

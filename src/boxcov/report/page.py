@@ -23,11 +23,10 @@ from boxcov.report.charts import (
     LineChart,
     calibration_charts,
     gate_charts,
-    runtime_charts,
     threshold_charts,
 )
 from boxcov.report.study import Method, Study
-from boxcov.report.svg import draw_bar_chart, draw_line_chart, legend
+from boxcov.report.svg import draw_line_chart, legend
 from boxcov.report.tables import (
     covariance_table,
     format_value,
@@ -211,8 +210,7 @@ def _runtime(study: Study) -> Section | None:
         "peak_mib": "peak MiB",
     }
     rows = [[format_value(row.get(name)) for name in head] for row in study.runtime]
-    drawings = _figures([draw_bar_chart(chart) for chart in runtime_charts(study)], "charts one")
-    return Section("runtime", "Cost", drawings + html_table(list(head.values()), rows))
+    return Section("runtime", "Cost", html_table(list(head.values()), rows))
 
 
 def _settings(study: Study) -> Section:
@@ -226,11 +224,8 @@ def _settings(study: Study) -> Section:
 
 def _line_charts(charts: Sequence[LineChart], explained: Sequence[LineChart] | None = None) -> str:
     """Charts below a legend: of all of them, unless the lines of some explain the others."""
-    return legend(explained or charts) + _figures([draw_line_chart(chart) for chart in charts])
-
-
-def _figures(drawings: Sequence[str], style: str = "charts") -> str:
-    return f'<div class="{style}">{"".join(f"<figure>{svg}</figure>" for svg in drawings)}</div>'
+    drawings = "".join(f"<figure>{draw_line_chart(chart)}</figure>" for chart in charts)
+    return f'{legend(explained or charts)}<div class="charts">{drawings}</div>'
 
 
 def _text(name: str) -> str:

@@ -1,7 +1,7 @@
 """The options of every command: one frozen dataclass per command, and the only list of its options.
 
 The functions of ``boxcov.pipeline`` take these dataclasses; ``boxcov.cli`` builds the command line
-from them. Nothing here imports torch or typer, so that ``boxcov --help`` is fast.
+from them. Nothing here imports torch or click, so that ``boxcov --help`` is fast.
 """
 
 from boxcov.pipeline.options.commands import (

@@ -222,7 +222,9 @@ class ConvertCommand(Options):
 class EvaluateCommand(Options):
     """Options of ``boxcov evaluate``."""
 
-    predictions: tuple[Path, ...] = argument("Written by boxcov predict, one file per method.")
+    predictions: tuple[Path, ...] = argument(
+        "Written by boxcov predict, one file per method.", metavar="FILE..."
+    )
     source: PredictedData = PredictedData()
     out: Path | None = vocabulary.out(None, text="Write a report: one HTML page.")
     force: bool = vocabulary.force()

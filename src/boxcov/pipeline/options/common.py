@@ -10,9 +10,15 @@ from typing import Literal, cast, get_args
 
 from boxcov.errors import BoxcovError
 from boxcov.pipeline.options import vocabulary
-from boxcov.pipeline.options.option import INPUT, METHOD, OUTPUT, Options, option
+from boxcov.pipeline.options.option import (
+    INPUT,
+    METHOD,
+    OUTPUT,
+    SHIPPED_POSTERIOR,
+    Options,
+    option,
+)
 
-SHIPPED_POSTERIOR = Path("small")  # the calibrated posterior of centerpoint:small in the package
 SHIPPED_NOTE = "posterior: small, the calibrated one of centerpoint:small in the package"
 Format = Literal[
     "native", "nuscenes", "kitti", "coco", "ros", "autoware", "csv", "parquet", "rerun"
@@ -153,10 +159,8 @@ class EstimatorOptions(Options):
         "the spread of the boxes that NMS removes, a baseline.",
         shown="as the posterior was calibrated, or exact",
     )
-    posterior: Path | None = option(
-        None,
-        INPUT,
-        "Posterior written by boxcov fit or calibrate. nms and mci (MC dropout) work without one.",
+    posterior: Path | None = vocabulary.posterior(
+        text="Written by boxcov fit or calibrate; nms and mci (MC dropout) work without one.",
         shown="small, the calibrated one in the package, for centerpoint:small",
     )
     samples: int | None = option(
@@ -171,7 +175,6 @@ class EstimatorOptions(Options):
         super().__post_init__()
         if self.samples is not None and self.method in ("glm", "nms"):
             raise BoxcovError(f"the method {self.method} has no option --samples: remove it")
-        check_posterior(self.posterior)
 
     def for_detector(self, detector: str) -> EstimatorOptions:
         """Return the options with the posterior in the package, if none is given and it fits."""
@@ -186,12 +189,6 @@ class EstimatorOptions(Options):
             return self
         own = samples if self.samples is None else self.samples
         return replace(self, method=cast(Method, method), samples=own)
-
-
-def check_posterior(path: Path | None) -> None:
-    """Raise if a posterior is given that is neither a file nor that of the package."""
-    if path is not None and path != SHIPPED_POSTERIOR and not path.is_file():
-        raise BoxcovError(f"{path}: no such file: write a posterior with boxcov fit")
 
 
 def default_posterior(detector: str, user: str) -> Path:

@@ -15,7 +15,6 @@ from boxcov.pipeline.options.common import (
     EstimatorOptions,
     FileOptions,
     ReaderOptions,
-    check_posterior,
 )
 from boxcov.pipeline.options.option import (
     INPUT,
@@ -103,10 +102,8 @@ class ExportCommand(ReaderOptions, DetectorOptions):
 
     out: Path = vocabulary.out(REQUIRED, text="The .onnx file.")
     force: bool = vocabulary.force()
-    posterior: Path | None = option(
-        None,
-        INPUT,
-        "Posterior written by boxcov fit or calibrate.",
+    posterior: Path | None = vocabulary.posterior(
+        text="Written by boxcov fit or calibrate.",
         shown="small, the calibrated one in the package, for centerpoint:small",
     )
     samples: int | None = option(
@@ -133,7 +130,3 @@ class ExportCommand(ReaderOptions, DetectorOptions):
         shown="a simulated frame, or noise",
     )
     seed: int = vocabulary.seed()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_posterior(self.posterior)

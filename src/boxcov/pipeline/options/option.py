@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from boxcov.errors import BoxcovError, did_you_mean
@@ -27,6 +28,8 @@ DATA = {
     "python": "python:MODULE:FUNCTION or python:FILE.py:FUNCTION",
 }  # the forms of --data, by kind
 SCENARIOS = ("clear", "rain", "fog", "sparse", "crowd", "unseen")  # of simulated data
+POSTERIOR = "POSTERIOR"  # metavar
+SHIPPED_POSTERIOR = Path("small")  # the calibrated posterior of centerpoint:small in the package
 _NAMES = {"KIND:WHICH": ("detector", DETECTORS), "KIND:WHERE": ("data", DATA)}  # by metavar
 
 
@@ -82,6 +85,8 @@ class Help:
             raise BoxcovError(f"{name} must be {self.within}, got {value}")
         if self.metavar in _NAMES:
             check_name(*_NAMES[self.metavar], value)
+        if self.metavar == POSTERIOR and value != SHIPPED_POSTERIOR and not value.is_file():
+            raise BoxcovError(f"{value}: no such file: write a posterior with boxcov fit")
 
 
 def option(

@@ -10,7 +10,7 @@ from typing import Literal
 
 from boxcov.errors import BoxcovError
 from boxcov.pipeline.options import vocabulary
-from boxcov.pipeline.options.common import DetectorOptions, check_posterior
+from boxcov.pipeline.options.common import DetectorOptions
 from boxcov.pipeline.options.option import INPUT, METHOD, OUTPUT, REQUIRED, Options, option
 
 
@@ -60,10 +60,8 @@ class BenchCommand(DetectorOptions):
     samples: tuple[int, ...] = option(
         (10,), METHOD, "Monte Carlo samples; may be repeated.", within="[2, inf)"
     )
-    posterior: Path | None = option(
-        None,
-        INPUT,
-        "Posterior to time, written by boxcov fit or calibrate, with its error model.",
+    posterior: Path | None = vocabulary.posterior(
+        text="Posterior to time, written by boxcov fit or calibrate, with its error model.",
         shown="one fitted on four frames",
     )
     depth: tuple[str, ...] = option(
@@ -79,7 +77,6 @@ class BenchCommand(DetectorOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_posterior(self.posterior)
         if self.posterior is not None and self.depth:
             raise BoxcovError("--depth is for a fitted posterior: remove it, or --posterior")
 
@@ -111,10 +108,6 @@ class ReproduceCommand(DetectorOptions):
     )
     test_split: str | None = option(None, INPUT, "Split of --test.")
     test_count: int | None = vocabulary.count(text="Number of frames of --test.")
-    shift: tuple[str, ...] = option(
-        (), INPUT, "Data with a distribution shift; may be repeated.", metavar="KIND:WHERE"
-    )
-    shift_count: int | None = vocabulary.count(text="Number of frames of each --shift.")
     threshold: float = option(
         0.1, METHOD, "Only predictions with a higher score are evaluated.", within="[0, 1)"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from boxcov.pipeline.options.option import INPUT, METHOD, OUTPUT, option
+from boxcov.pipeline.options.option import INPUT, METHOD, OUTPUT, POSTERIOR, option
 
 out = partial(option, panel=OUTPUT)
 data = partial(
@@ -55,3 +55,4 @@ show = partial(
     "that ends in .gif or .mp4.",
     metavar="FOLDER|FILE",
 )
+posterior = partial(option, None, INPUT, metavar=POSTERIOR)

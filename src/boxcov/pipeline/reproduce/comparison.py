@@ -1,17 +1,30 @@
-"""The tables of the paper: its numbers next to ours."""
+"""The tables of the paper: its numbers next to ours.
+
+"Instance-Level Post Hoc Uncertainty Quantification in Object Detection".
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from boxcov.detector import Detector
-from boxcov.evaluate.quality import ERRORS, METRICS
+from boxcov.errors import import_package
+from boxcov.evaluate.intervals import partition_chance
+from boxcov.evaluate.quality import (
+    ERRORS,
+    METRICS,
+    accurate_iou,
+    accurate_l2,
+    auroc,
+    partitions,
+)
 from boxcov.evaluate.records import Records
-from boxcov.pipeline.reproduce import paper
-from boxcov.pipeline.reproduce.metrics import measure, spearman
+from boxcov.input_file import read_json
 from boxcov.pipeline.reproduce.plan import (
     DEPTHS,
     EPSILONS,
@@ -22,14 +35,55 @@ from boxcov.pipeline.reproduce.plan import (
     Run,
     paper_mcglm,
 )
-from boxcov.pipeline.reproduce.result_table import Table
 from boxcov.pipeline.reproduce.workspace import Workspace, restrict_posterior
 
+# The paper's own numbers: tables I, III to VI by column, metric and error; run times (II) in ms per
+# frame of 97.3 boxes; storage (III) in MB.
+PAPER = read_json(Path(__file__).with_name("paper.json"))
 NAMES = {"paper": "the paper's posterior Q^-1 (x) H^-1", "prior": "the posterior (n F + tau I)^-1"}
 CHANCE = (
     "By chance: the mean of the metric when u is shuffled over the boxes "
     "(P(U) for P(U|I), P(A) for P(A|C)). AUROC: of finding the inaccurate boxes; 0.5 is chance."
 )
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of plain values by column; None or NaN where there is no value."""
+
+    name: str
+    title: str
+    rows: Sequence[Mapping[str, Any]]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self.rows[0]) if self.rows else []
+
+    def markdown(self) -> str:
+        is_text = {
+            name: any(isinstance(row[name], str) for row in self.rows) for name in self.columns
+        }
+        rules = ["---" if text else "---:" for text in is_text.values()]
+        cells = [[_format(value) for value in row.values()] for row in self.rows]
+        lines = [f"| {' | '.join(row)} |" for row in (self.columns, rules, *cells)]
+        return "\n".join([f"**{self.title}**", "", *lines, *(f"\n{note}" for note in self.notes)])
+
+    def json(self) -> dict[str, Any]:
+        notes = list(self.notes)
+        return {"name": self.name, "title": self.title, "rows": list(self.rows), "notes": notes}
+
+
+def _format(value: Any) -> str:
+    """Return a value for people: two decimals below 10, three significant digits above."""
+    if value is None or value != value:
+        return ""
+    if isinstance(value, str | int):
+        return str(value)
+    if abs(value) >= 1e6 or 0 < abs(value) < 5e-3:
+        return f"{value:.2g}"
+    decimals = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
+    return f"{value:.{decimals}f}"
 
 
 def paper_tables(workspace: Workspace) -> list[Table]:
@@ -106,7 +160,11 @@ def depth(workspace: Workspace, form: Form) -> Table:
         found[name] = workspace.records(run)
         storage = restrict_posterior(workspace.posterior(), run, workspace.detector).storage()
         counted[name], stored[name] = storage.factors / 2**20, storage.stored / 2**20
-    extra = {"MB, paper": paper.STORAGE, "MiB as the paper counts": counted, "MiB stored": stored}
+    extra = {
+        "MB, paper": PAPER["storage"],
+        "MiB as the paper counts": counted,
+        "MiB stored": stored,
+    }
     title = f"Depth of the posterior, MC-GLM with exact derivatives, {NAMES[form]}"
     return _metric_table(f"depth-{form}", title, "depth", found, (CHANCE,), extra)
 
@@ -179,7 +237,7 @@ def runtime(workspace: Workspace) -> Table:
     rows = []
     for name, (column, milliseconds) in times.items():
         ms = float(np.median(milliseconds))
-        row = {"method": name, "ms, paper": paper.RUNTIME.get(column), "ms": ms}
+        row = {"method": name, "ms, paper": PAPER["runtime"].get(column), "ms": ms}
         rows.append({**row, "times the plain detector": ms / plain})
     notes = (
         f"Head posterior, {boxes:.1f} boxes per frame (the paper: 97.3), "
@@ -202,7 +260,7 @@ def _metric_table(
 
     first: head of the column with the methods. extra: further columns by head, then by method.
     """
-    figures, rows = paper.TABLES[name.partition("-")[0]], []
+    figures, rows = PAPER["tables"][name.partition("-")[0]], []
     for method, records in found.items():
         values = measure(records)
         for error in ERRORS:
@@ -233,3 +291,29 @@ def _relative_distance(records: Records, exact: Records) -> float:
     size = np.maximum(np.linalg.norm(exact.covariance, axis=(1, 2)), 1e-300)
     distance = np.linalg.norm(records.covariance - exact.covariance, axis=(1, 2))
     return float(np.median(distance / size))
+
+
+def measure(records: Records) -> dict[str, dict[str, dict[str, float]]]:
+    """Return value and chance level by error ("IoU", "l2") and metric.
+
+    The paper's metrics, AUROC, and the shares P(U) and P(A) of uncertain and accurate boxes.
+    """
+    out = {}
+    for error, partition in partitions(records.iou, records.l2, records.uncertainty).items():
+        levels, values = partition_chance(partition), partition.metrics()
+        found = {name: {"value": values[name], "chance": levels[name].mean} for name in METRICS}
+        found["AUROC"] = {"value": auroc(*_inaccurate(records, error)), "chance": 0.5}
+        out[error] = {**found, **{name: {"value": values[name]} for name in ("P(U)", "P(A)")}}
+    return out
+
+
+def _inaccurate(records: Records, error: str) -> tuple[Any, Any]:
+    """Return which predictions are inaccurate, and their u."""
+    if error == "IoU":
+        return ~accurate_iou(records.iou), records.uncertainty
+    return ~accurate_l2(records.l2[records.paired]), records.uncertainty[records.paired]
+
+
+def spearman(a: Any, b: Any) -> float:
+    """Return the rank correlation of two arrays (n,)."""
+    return float(import_package("scipy.stats").spearmanr(a, b).statistic)

@@ -14,9 +14,8 @@ DEPTHS = {"H": "head", "N+H": "neck", "B+N+H": "backbone"}  # the paper's names,
 SHARES = {"100 %": 1.0, "10 %": 0.1, "5 %": 0.05}
 EPSILONS = {"1": 1.0, "1e-3": 1e-3, "1e-7": 1e-7}
 SAMPLES = {"10": 10, "20": 20, "30": 30}
-TEST = "test"  # the frames of every table but that of the shifts
+TEST = "test"  # the frames of every table
 CALIBRATION = "calibration"  # the frames of the error model, of the split val
-SCENARIOS = ("rain", "fog", "sparse", "crowd", "unseen")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,22 +31,19 @@ class Setting(ReproduceCommand):
     def from_options(options: ReproduceCommand) -> Setting:
         """Fill in what the command line leaves open."""
         test = options.test or options.data
-        sizes = (12, 2, 2, 1) if options.quick else (100, 24, 40, 8)
-        defaults: dict[str, Any] = dict(zip(("count", "test_count", "slow", "shift_count"), sizes))
+        sizes = (12, 2, 2) if options.quick else (100, 24, 40)
+        defaults: dict[str, Any] = dict(zip(("count", "test_count", "slow"), sizes))
         defaults |= {"test": test, "test_split": default_test_split(test)}
         if options.detector == Setting.detector:
             defaults["n_data"] = 3500.0
-        if options.data.startswith("simulated"):
-            defaults["shift"] = tuple(f"simulated:{scenario}" for scenario in SCENARIOS)
         if options.quick or not test.startswith("simulated"):
             defaults["calibration_count"] = 0  # other data has no frames beyond training and test
-        given = {name: value for name, value in vars(options).items() if value not in (None, ())}
+        given = {name: value for name, value in vars(options).items() if value is not None}
         return Setting(**{**defaults, **given})
 
     def json(self) -> dict[str, Any]:
         """Return what the results depend on."""
-        values = {**vars(self), "shifts": list(self.shift)}
-        return {name: values[name] for name in values if name not in ("out", "quick", "shift")}
+        return {name: value for name, value in vars(self).items() if name not in ("out", "quick")}
 
 
 @dataclass(frozen=True)
@@ -100,8 +96,3 @@ def file_name(data: str) -> str:
 def paper_mcglm(form: Form, epsilon: float = 1e-7) -> Run:
     """Return MC-GLM as in the paper: finite differences, ten samples, the head."""
     return Run("mcglm", form, epsilon=epsilon)
-
-
-def part_alone(depth: str, on: str) -> Run:
-    """Return MC-GLM for one part of the network alone, with the paper's posterior."""
-    return Run("mcglm", "paper", depth, alone=True, on=on)

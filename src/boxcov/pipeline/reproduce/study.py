@@ -5,15 +5,8 @@ from __future__ import annotations
 from boxcov.files import write_json, write_text
 from boxcov.pipeline.options import ReproduceCommand
 from boxcov.pipeline.paths import hold_folder
-from boxcov.pipeline.reproduce.analysis import (
-    amount_of_data,
-    distribution_shift,
-    paper_chance,
-    sampling_noise,
-)
-from boxcov.pipeline.reproduce.comparison import paper_tables
+from boxcov.pipeline.reproduce.comparison import Table, paper_tables
 from boxcov.pipeline.reproduce.plan import TEST, Run, Setting
-from boxcov.pipeline.reproduce.result_table import Table
 from boxcov.pipeline.reproduce.workspace import StepProgress, Workspace
 from boxcov.report.figures import write_figures
 from boxcov.report.page import write
@@ -32,10 +25,7 @@ def run(options: ReproduceCommand, progress: StepProgress | None = None) -> list
 def reproduce(workspace: Workspace) -> list[Table]:
     """Write what is missing in ``workspace``; return the tables."""
     folder, setting = workspace.folder, workspace.setting
-    tables = [*paper_tables(workspace), paper_chance(), sampling_noise(workspace)]
-    tables.append(amount_of_data(workspace))
-    if setting.shift:
-        tables.append(distribution_shift(workspace))
+    tables = paper_tables(workspace)
     for table in tables:
         write_json(folder / "tables" / f"{table.name}.json", table.json())
     text = "\n\n".join(table.markdown() for table in tables)

@@ -61,12 +61,8 @@ class Workspace:
         if empty or not path.exists():
             write_json(path, mine)
             return
-        try:
+        with reading(path, "a setting", "delete the folder or choose another with --out"):
             stored = dict(read_json(path))
-        except (OSError, ValueError, TypeError, RecursionError):
-            raise BoxcovError(
-                f"{path}: damaged; delete the folder or choose another with --out"
-            ) from None
         other = sorted(name for name in {*mine, *stored} if mine.get(name) != stored.get(name))
         if other:
             differences = ", ".join(
@@ -82,14 +78,17 @@ class Workspace:
         return load_detector(self.setting, self.setting.device)
 
     def frames(self, on: str) -> Sequence[Any]:
-        """Return the frames of the test, of the error model or of a shift; loaded once."""
+        """Return the frames of the test or of the error model, loaded once.
+
+        A name of other data, such as simulated:rain, gives a third as many as the test has.
+        """
         if on not in self._frames:
             s = self.setting
             source = DataOptions(s.test, s.test_split, s.test_count, s.seed, s.sweeps)
             if on == CALIBRATION:
                 source = replace(source, split="val", count=s.calibration_count)
             elif on != TEST:
-                source = replace(source, data=on, count=s.shift_count)
+                source = replace(source, data=on, count=max((s.test_count or 0) // 3, 1))
             frames = load_frames(source, s.device, self.detector.classes)
             self._frames[on] = preload_frames(frames, s.device)
         return self._frames[on]

@@ -12,7 +12,7 @@ from boxcov import Detections
 from boxcov.data import coco
 from boxcov.errors import BoxcovError
 from boxcov.outlines import grown_boxes, risk_colors
-from boxcov.report.pictures import write_plot
+from boxcov.report.frame_plot import write_plot
 from helpers.coco_cases import coco_root, found_in
 from helpers.export_boxes import in_image, in_space, with_error_model
 
@@ -32,7 +32,7 @@ def test_boxes_and_objects_are_drawn_where_they_are(tmp_path: Path) -> None:
         changed = np.abs(one - bare).sum(2) > 60
         predicted += int((changed & (one[:, :, 0] > 180) & (one[:, :, 1] < 90)).sum())
         green = changed & (np.abs(one - (44, 160, 44)).max(2) < 25)  # the colour of objects
-        assert int(green.sum()) > 50 if has_objects else int(green.sum()) == 0
+        assert int(green.sum()) > 50 if has_objects else int(green.sum()) < 5
     assert predicted > 300
     assert set(with_objects) == {True, False}
 
@@ -67,7 +67,7 @@ def test_a_plot_from_above_shows_risk_and_regions() -> None:
     for risk, outline in zip(found.risk.tolist(), corners(grown_boxes(boxes, widths))):
         drawn = any(line.shape == (5, 2) and np.allclose(line, outline) for line in lines(axes))
         assert drawn == (risk < 0.5)  # the last one is probably no object
-    assert [text.get_text() for text in axes.texts] == ["0 %", "20 %", "45 %", ""]
+    assert [text.get_text() for text in axes.texts] == ["0 %", "20 %", "45 %"]
 
 
 def test_the_outline_holds_every_box_within_the_region() -> None:

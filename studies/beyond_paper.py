@@ -1,16 +1,30 @@
-"""Tables beyond the paper: chance levels, sampling noise, the amount of data, and shifts."""
+"""Tables beyond the paper, from a reproduction of it: chance, sampling noise, data and shifts.
+
+Results: docs/results/reproduction.md.
+
+    boxcov reproduce --out FOLDER
+    python studies/beyond_paper.py FOLDER [--shift simulated:rain ...]
+
+Predictions that the folder does not hold yet are added to it; the tables go to FOLDER/beyond.md.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from boxcov.evaluate.quality import ERRORS, auroc
 from boxcov.evaluate.records import Records
-from boxcov.pipeline.reproduce import paper
-from boxcov.pipeline.reproduce.metrics import measure, spearman
+from boxcov.files import write_text
+from boxcov.input_file import read_json
+from boxcov.pipeline.reproduce.comparison import PAPER, Table, measure, spearman
 from boxcov.pipeline.reproduce.plan import (
     DEPTHS,
     FORMS,
@@ -18,32 +32,56 @@ from boxcov.pipeline.reproduce.plan import (
     TEST,
     Form,
     Run,
+    Setting,
     paper_mcglm,
-    part_alone,
 )
-from boxcov.pipeline.reproduce.result_table import Table
 from boxcov.pipeline.reproduce.workspace import Workspace
 
+SHIFTS = tuple(f"simulated:{name}" for name in ("rain", "fog", "sparse", "crowd", "unseen"))
 DRAWS = 20  # of the sampling noise
+
+
+class Shares(NamedTuple):
+    """Shares of the predictions that three metrics determine."""
+
+    P_U: float  # uncertain
+    P_A: float  # accurate
+
+
+def shares(avu: float, pac: float, pui: float) -> Shares:
+    """Return P(U) and P(A), which the paper does not state, from its AvU, P(A|C) and P(U|I).
+
+    With p = P(I): P(A, C) = AvU - P(U|I) p and P(C) = P(A, C) + (1 - P(U|I)) p, whose ratio is
+    P(A|C). At chance level P(U|I) = P(U) and P(A|C) = P(A).
+    """
+    p = avu * (1 - pac) / (pui + pac * (1 - 2 * pui))
+    return Shares(P_U=1 - (avu + (1 - 2 * pui) * p), P_A=1 - p)
+
+
+def bounds(avu: float, pac: float, pui: float, rounding: float = 0.005) -> tuple[Shares, Shares]:
+    """Return the smallest and largest shares compatible with numbers rounded to two digits."""
+    steps = product((-rounding, rounding), repeat=3)
+    ends = [shares(avu + a, pac + b, pui + c) for a, b, c in steps]
+    return Shares(*map(min, zip(*ends))), Shares(*map(max, zip(*ends)))
 
 
 def paper_chance() -> Table:
     """Compare P(U|I) of each column of the paper with P(U), which its metrics determine."""
     rows = []
-    for number, figures in zip(("I", "III", "IV", "V", "VI"), paper.TABLES.values()):
+    for number, figures in zip(("I", "III", "IV", "V", "VI"), PAPER["tables"].values()):
         for column, metrics in figures.items():
             for error in ERRORS:
                 avu, pac, pui = (metrics[name][error] for name in ("AvU", "P(A|C)", "P(U|I)"))
-                low, high = paper.bounds(avu, pac, pui)
-                shares = paper.shares(avu, pac, pui)
+                low, high = bounds(avu, pac, pui)
+                chance = shares(avu, pac, pui)
                 verdict = "at chance"
                 if pui - 0.005 > high.P_U:
                     verdict = "above"
                 elif pui + 0.005 < low.P_U:
                     verdict = "below"
                 row: dict[str, Any] = {"table: column": f"{number}: {column}", "error": error}
-                row |= {"P(U|I)": pui, "its chance, P(U)": shares.P_U, "verdict": verdict}
-                rows.append(row | {"P(A|C)": pac, "its chance, P(A)": shares.P_A})
+                row |= {"P(U|I)": pui, "its chance, P(U)": chance.P_U, "verdict": verdict}
+                rows.append(row | {"P(A|C)": pac, "its chance, P(A)": chance.P_A})
     note = (
         "From the paper's numbers alone. The verdict allows for all of them being rounded to two "
         "digits."
@@ -138,11 +176,10 @@ def amount_of_data(workspace: Workspace) -> Table:
     return Table("data", "Uncertainty and the amount of data", rows, (note,))
 
 
-def distribution_shift(workspace: Workspace) -> Table:
+def distribution_shift(workspace: Workspace, shifts: Sequence[str]) -> Table:
     """Return how much u rises under each shift, and how well it detects the shift."""
-    setting = workspace.setting
-    found, rows = _shift_records(workspace), []
-    for on in setting.shift:
+    found, rows = _shift_records(workspace, shifts), []
+    for on in shifts:
         for name, by_frames in found.items():
             clear, shifted = by_frames[TEST], by_frames[on]
             u, shifted_u = clear.uncertainty, shifted.uncertainty
@@ -152,24 +189,24 @@ def distribution_shift(workspace: Workspace) -> Table:
             row |= {"AUROC, boxes": _shift_auroc(u, shifted_u)}
             rows.append(row | {"AUROC, frames": _shift_auroc(*by_frame)})
     note = (
-        f"{setting.shift_count} shifted frames per row against the test frames, predictions above "
-        f"a score of {setting.threshold}. Frames by the mean of log u over their boxes (of "
-        "1 - score itself). H, N, B: the posterior of head, neck and backbone, each alone, paper's "
-        "form, k = 10."
+        f"{len(workspace.frames(shifts[0]))} shifted frames per row against the test frames, "
+        f"predictions above a score of {workspace.setting.threshold}. Frames by the mean of log u "
+        "over their boxes (of 1 - score itself). H, N, B: the posterior of head, neck and "
+        "backbone, each alone, paper's form, k = 10."
     )
     return Table("shift", "Uncertainty under a shift", rows, (note,))
 
 
-def _shift_records(workspace: Workspace) -> dict[str, dict[str, Records]]:
+def _shift_records(workspace: Workspace, shifts: Sequence[str]) -> dict[str, dict[str, Records]]:
     """Return the records by kind of u, then by frames: those of the test and of each shift.
 
     One kind after the other, so that its predictor is built once.
     """
-    every = (TEST, *workspace.setting.shift)
-    found = {
-        name: {on: workspace.records(part_alone(depth, on)) for on in every}
-        for name, depth in zip(("H", "N", "B"), DEPTHS.values())
-    }
+    every = (TEST, *shifts)
+    found = {}
+    for name, depth in zip(("H", "N", "B"), DEPTHS.values()):
+        alone = Run("mcglm", "paper", depth, alone=True)
+        found[name] = {on: workspace.records(replace(alone, on=on)) for on in every}
     found["MCI"] = {on: workspace.records(Run("mci", on=on)) for on in every}
     scores = {on: one.with_uncertainty(1 - one.scores) for on, one in found["B"].items()}
     return {**found, "1 - score": scores}
@@ -183,3 +220,23 @@ def _mean_per_frame(records: Records, log: bool) -> NDArray[Any]:
 def _shift_auroc(clear: NDArray[Any], shifted: NDArray[Any]) -> float:
     is_shifted = np.repeat([False, True], [len(clear), len(shifted)])
     return auroc(is_shifted, np.concatenate([clear, shifted]))
+
+
+def analyse(workspace: Workspace, shifts: Sequence[str]) -> list[Table]:
+    """Write the tables into the folder of a reproduction, and return them."""
+    tables = [paper_chance(), sampling_noise(workspace), amount_of_data(workspace)]
+    tables.append(distribution_shift(workspace, shifts))
+    text = "\n\n".join(table.markdown() for table in tables)
+    write_text(workspace.folder / "beyond.md", f"{text}\n")
+    return tables
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("folder", type=Path, help="written by boxcov reproduce")
+    parser.add_argument("--shift", nargs="+", default=SHIFTS, help="data with a shift")
+    args = parser.parse_args()
+    stored = dict(read_json(args.folder / "setting.json"))
+    del stored["version"]
+    found = analyse(Workspace(args.folder, Setting(out=args.folder, **stored)), args.shift)
+    print("\n\n".join(table.markdown() for table in found))
