@@ -28,6 +28,7 @@ The protocol, written before the frames of ``test`` (seed 6777) were collected:
   and above free, in AUROC of IoU < 0.4, the interval clear of zero; risk above score and score +
   size.
 - What comes out is reported, reached or not, and nothing is changed afterwards.
+
 The deep ensemble was tried on earlier frames, with an earlier error model and covariances of head
 and backbone (``ceiling``): collect with ``--sets fit ceiling`` on a GPU, then ``--test ceiling``.
 """
@@ -60,6 +61,10 @@ RAW = "+ raw outputs of the head"
 FREE = "free: score + size + signals"
 OURS = "ours: free + covariances"
 SIZE = "score + size"
+DROPOUT = "+ MC dropout, 8 passes"
+ENSEMBLE = "+ deep ensemble, 4 more networks"
+RAW_COVARIANCES = "raw outputs + covariances"
+FREE_ENSEMBLE = "free + deep ensemble"
 _NEIGHBOURS = ("nearest", "boxes in frame", "scores nearby")
 
 
@@ -77,14 +82,14 @@ ROWS = {
     SIZE: Row(),
     "+ features of the head": Row(("features",)),
     "+ NMS spread": Row(("nms",)),
-    "+ MC dropout, 8 passes": Row(("dropout",)),
+    DROPOUT: Row(("dropout",)),
     "+ identity Fisher": Row(("identity",)),
-    "+ deep ensemble, 4 more networks": Row(("members",)),
+    ENSEMBLE: Row(("members",)),
     "+ covariances alone": Row(has_covariance=True),
     RAW: Row(has_signals=True, has_points=False),
-    "raw outputs + covariances": Row(has_signals=True, has_covariance=True, has_points=False),
+    RAW_COVARIANCES: Row(has_signals=True, has_covariance=True, has_points=False),
     FREE: Row(has_signals=True),
-    "free + deep ensemble": Row(("members",), has_signals=True),
+    FREE_ENSEMBLE: Row(("members",), has_signals=True),
     OURS: Row(has_signals=True, has_covariance=True),
 }
 WITHOUT_ENSEMBLE = tuple(name for name, row in ROWS.items() if "members" not in row.arrays)

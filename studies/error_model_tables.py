@@ -2,7 +2,8 @@
 
 python studies/error_model_tables.py RESULTS [TABLE ...]
 
-It writes docs/results/data/error-model-TABLE.json, by default all.
+It writes docs/results/data/error-model-TABLE.json, by default those of the protocol: rows, gains,
+learning, coverage and groups. The others are of earlier looks: shift, ceiling and pillar.
 
 RESULTS holds the rows of the small network; RESULTS/pillar those of the full-size pillar network.
 """
@@ -24,36 +25,47 @@ from boxcov.data import simulated
 from boxcov.error_model.regions import RANGES
 from boxcov.evaluate.intervals import bootstrap
 from boxcov.evaluate.quality import auroc, quality
-from error_model import FREE, OURS, RAW, ROWS, SIZE, slug
+from error_model import (
+    DROPOUT,
+    ENSEMBLE,
+    FREE,
+    FREE_ENSEMBLE,
+    OURS,
+    RAW,
+    RAW_COVARIANCES,
+    ROWS,
+    SIZE,
+    slug,
+)
 
+FRAMES = 500  # of the fit, where a table does not say otherwise
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "data"
 
 
 def write_tables(folder: Path, names: Sequence[str] = ()) -> None:
     """Write the tables from the results of all rows in ``folder`` and its folder ``pillar``."""
     tables: dict[str, Callable[[], dict[str, Any]]] = {
-        "rows": lambda: rows_table(folder, 500, "Small network"),
-        "likelihood": lambda: likelihood_table(folder, 500),
+        "rows": lambda: rows_table(folder, "test", "Small network"),
+        "gains": lambda: gains_table(folder),
         "learning": lambda: learning_table(folder),
-        "coverage": lambda: coverage_table(folder, 500),
-        "groups": lambda: groups_table(folder, 500),
-        "shift": lambda: shift_table(folder, 500),
+        "coverage": lambda: coverage_table(folder),
+        "groups": lambda: groups_table(folder),
+        "shift": lambda: shift_table(folder),
+        "ceiling": lambda: ceiling_table(folder),
         "pillar": lambda: {
-            **rows_table(folder / "pillar", 500, "Full-size pillar network"),
+            **rows_table(folder / "pillar", "ceiling", "Full-size pillar network"),
             "notes": [],
         },
-        "gains": lambda: gains_table(folder, 500),
-        "confirm": lambda: confirm_table(folder, 500),
     }
     about = {
-        "command": "python studies/collect.py boxes --out OUT --device cuda; "
-        "python studies/error_model.py --root OUT --out RESULTS; "
-        "python studies/error_model_tables.py RESULTS",
+        "command": "python studies/collect.py boxes --out OUT --sets fit test --bare; "
+        "for frames in 20 40 150 500 1200; do python studies/error_model.py --root OUT "
+        "--out RESULTS --frames $frames; done; python studies/error_model_tables.py RESULTS",
         "date": date.today().isoformat(),
-        "machine": "collected on one NVIDIA H200, fitted on one CPU thread",
+        "machine": "2 CPU cores",
     }
     fields = ("title", "command", "date", "machine", "columns", "digits", "rows", "notes")
-    for name in names or tables:
+    for name in names or ("rows", "gains", "learning", "coverage", "groups"):
         content = {**about, **tables[name]()}
         path = RESULTS / f"error-model-{name}.json"
         path.write_text(json.dumps({field: content[field] for field in fields}, indent=1) + "\n")
@@ -69,72 +81,92 @@ def read_rows(folder: Path, frames: int, test: str = "test") -> dict[str, dict[s
     return found
 
 
-def rows_table(folder: Path, frames: int, network: str) -> dict[str, Any]:
-    rows = read_rows(folder, frames)
-    first = next(iter(rows.values()))["sets"]["test"]
-    score = first["ranking"]["1 - score, IoU < 0.4"], first["ranking"]["1 - score, risk"]
-    lines: list[list[Any]] = [["1 - score", score[0], None, None, score[1], *[None] * 4]]
+def rows_table(folder: Path, test: str, network: str) -> dict[str, Any]:
+    rows = read_rows(folder, FRAMES, test)
+    first = next(iter(rows.values()))["sets"][test]
+    score = [first["ranking"][f"1 - score, {key}"] for key in ("IoU < 0.4", "risk")]
+    lines: list[list[Any]] = [["1 - score", score[0], None, None, score[1], *[None] * 8]]
     for name, result in rows.items():
-        one = result["sets"]["test"]
+        one = result["sets"][test]
         ranking = [one["ranking"][key] for key in ("IoU < 0.4", "IoU < 0.7", "distance", "risk")]
         paper = [one["paper"][key] for key in ("AvU", "P(A|C)", "P(U|I)")]
-        lines.append([name, *ranking, *paper, one["ECE"]["misplaced"]])
+        nll = [one["NLL"][key] for key in ("nine fields", "without velocity")]
+        inside = [100 * one["coverage"][level]["all"] for level in ("0.5", "0.9")]
+        lines.append([name, *ranking, *paper, one["ECE"]["misplaced"], *nll, *inside])
     return {
-        "title": f"{network}: AUROC of bad boxes, {first['paired']:,} boxes with an object in 300 "
-        "test frames",
+        "title": f"{network}: {first['paired']:,} boxes with an object in 300 test frames",
         "columns": [
-            *("inputs", "IoU < 0.4", "IoU < 0.7", "distance", "risk"),
-            *("AvU", "P(A|C)", "P(U|I)", "ECE"),
+            *("inputs", "IoU < 0.4", "IoU < 0.7", "distance", "risk", "AvU", "P(A|C)", "P(U|I)"),
+            *("ECE", "NLL", "no velocity", "50 %", "90 %"),
         ],
-        "digits": [None, 3, 3, 3, 3, 3, 3, 3, 3],
+        "digits": [None, 3, 3, 3, 3, 3, 3, 3, 3, 2, 2, 1, 1],
         "rows": lines,
         "notes": [
-            "IoU < 0.4, IoU < 0.7 and distance above its mean: boxes with an object, ranked by "
-            "misplaced (by the scales of x, y, z for the distance). Risk: IoU < 0.4 or no object, "
-            "among all boxes. AvU, P(A|C), P(U|I) and ECE: u = misplaced, boxes with an object.",
+            "AUROC of IoU < 0.4, IoU < 0.7 and distance above its mean: boxes with an object, "
+            "ranked by misplaced (by the scales of x, y, z for the distance). Risk: IoU < 0.4 or "
+            "no object, among all boxes. AvU, P(A|C), P(U|I) and ECE: u = misplaced, boxes with an "
+            "object. NLL: Student-t, nine fields and without velocity. 50 and 90 %: percent of the "
+            "errors in the regions of these levels.",
+            "Ours, with 95 % intervals over frames: "
+            f"{paper_intervals(row_file(folder, OURS, test))}.",
         ],
     }
 
 
-def gains_table(folder: Path, frames: int) -> dict[str, Any]:
-    """What a row adds to a baseline, for three questions."""
-    short = {
-        "ours": OURS,
-        "free": FREE,
-        "raw outputs": RAW,
-        "raw + covariances": "raw outputs + covariances",
-        "ensemble": "+ deep ensemble, 4 more networks",
-        "free + ensemble": "free + deep ensemble",
-    }
-    pairs = [("ours", other) for other in ("free", "ensemble", "free + ensemble")]
+def row_file(folder: Path, name: str, test: str = "test") -> Path:
+    """The numbers of each box of a row."""
+    return folder / f"{test} {FRAMES} {slug(name)}.npz"
+
+
+def gains_table(folder: Path) -> dict[str, Any]:
+    """What a row adds to a baseline, for five questions."""
+    questions = ("IoU < 0.4", "IoU < 0.7", "distance", "risk", "NLL")
+    pairs = [(OURS, name) for name in (SIZE, DROPOUT, RAW, FREE)]
     lines = []
-    for pair in [*pairs, ("raw + covariances", "raw outputs"), ("free", "raw outputs")]:
-        paths = [folder / f"test {frames} {slug(short[row])}.npz" for row in pair]
-        cells = []
-        for question in ("IoU < 0.4", "distance", "NLL"):
-            mean, low, high = difference(paths[0], paths[1], question)
-            cells.append(f"{mean:+.3f} [{low:.3f}, {high:.3f}]")
-        lines.append([*pair, *cells])
+    for row, baseline in [*pairs, (RAW_COVARIANCES, RAW)]:
+        paths = [row_file(folder, name) for name in (row, baseline)]
+        cells = [interval_text(*difference(*paths, question)) for question in questions]
+        lines.append([row, baseline, *cells])
     return {
         "title": "Difference of a row to a baseline, with 95 % intervals over frames",
-        "columns": ["row", "baseline", "IoU < 0.4", "distance", "NLL"],
-        "digits": [None] * 5,
+        "columns": ["row", "baseline", *questions],
+        "digits": [None] * 7,
         "rows": lines,
         "notes": ["AUROC, higher is better; NLL of nine fields per box, lower is better."],
     }
 
 
-def likelihood_table(folder: Path, frames: int) -> dict[str, Any]:
-    rows = [
-        [name, *(result["sets"]["test"]["NLL"][key] for key in ("nine fields", "without velocity"))]
-        for name, result in read_rows(folder, frames).items()
+def interval_text(mean: float, low: float, high: float) -> str:
+    return f"{mean:+.3f} [{low:.3f}, {high:.3f}]"
+
+
+def ceiling_table(folder: Path) -> dict[str, Any]:
+    """The deep ensemble beside the error model, on the frames ``ceiling``."""
+    rows = read_rows(folder, FRAMES, "ceiling")
+    lines = []
+    for name in (SIZE, ENSEMBLE, FREE, FREE_ENSEMBLE, OURS):
+        one = rows[name]["sets"]["ceiling"]
+        ranking = [one["ranking"][key] for key in ("IoU < 0.4", "IoU < 0.7", "distance", "risk")]
+        nll = [one["NLL"][key] for key in ("nine fields", "without velocity")]
+        lines.append([name, *ranking, *nll])
+    gains = [
+        f"Ours minus {name}: IoU < 0.4 {interval_text(*difference(*paths, 'IoU < 0.4'))}, distance "
+        f"{interval_text(*difference(*paths, 'distance'))}, NLL "
+        f"{interval_text(*difference(*paths, 'NLL'))}."
+        for name in (ENSEMBLE, FREE_ENSEMBLE)
+        for paths in [[row_file(folder, one, "ceiling") for one in (OURS, name)]]
     ]
     return {
-        "title": "Student-t NLL per box with an object, lower is better",
-        "columns": ["inputs of the error model", "nine fields", "without velocity"],
-        "digits": [None, 2, 2],
-        "rows": rows,
-        "notes": [],
+        "title": "The deep ensemble, on earlier frames (seed 1777)",
+        "command": "python studies/collect.py boxes --out OUT --sets fit ceiling --device cuda; "
+        "python studies/collect.py ensemble --out OUT --sets fit ceiling --members FILES --device "
+        "cuda; python studies/error_model.py --root OUT --out RESULTS --test ceiling --rows ROWS; "
+        "python studies/error_model_tables.py RESULTS ceiling",
+        "machine": "collected on one NVIDIA H200, fitted on one CPU thread",
+        "columns": ["inputs", "IoU < 0.4", "IoU < 0.7", "distance", "risk", "NLL", "no velocity"],
+        "digits": [None, 3, 3, 3, 3, 2, 2],
+        "rows": lines,
+        "notes": ["Covariances of head and backbone.", *gains],
     }
 
 
@@ -155,9 +187,9 @@ def learning_table(folder: Path) -> dict[str, Any]:
     }
 
 
-def coverage_table(folder: Path, frames: int) -> dict[str, Any]:
+def coverage_table(folder: Path) -> dict[str, Any]:
     lines = []
-    for level, one in read_rows(folder, frames)[OURS]["sets"]["test"]["coverage"].items():
+    for level, one in read_rows(folder, FRAMES)[OURS]["sets"]["test"]["coverage"].items():
         groups = one["groups"].values()
         fields = one["by field"]
         cells = [one["all"], min(fields), max(fields), min(groups), max(groups), one["joint"]]
@@ -174,10 +206,10 @@ def coverage_table(folder: Path, frames: int) -> dict[str, Any]:
     }
 
 
-def groups_table(folder: Path, frames: int) -> dict[str, Any]:
+def groups_table(folder: Path) -> dict[str, Any]:
     """AUROC of IoU < 0.4 by class and by range, and the share of errors in the 90 % regions."""
     names = (SIZE, RAW, FREE, OURS)
-    rows = [dict(np.load(folder / f"test {frames} {slug(name)}.npz")) for name in names]
+    rows = [dict(np.load(row_file(folder, name))) for name in names]
     own, has_object = rows[-1], ~np.isnan(rows[-1]["l2"])
     edges = (0.0, *RANGES, np.inf)
     groups = {name: own["labels"] == c for c, name in enumerate(simulated.CLASSES)}
@@ -213,8 +245,8 @@ def groups_table(folder: Path, frames: int) -> dict[str, Any]:
     }
 
 
-def shift_table(folder: Path, frames: int) -> dict[str, Any]:
-    sets = read_rows(folder, frames)[OURS]["sets"]
+def shift_table(folder: Path) -> dict[str, Any]:
+    sets = read_rows(folder, FRAMES)[OURS]["sets"]
     lines = []
     for name, one in sets.items():
         scenario = name.removeprefix("test-") if "-" in name else "clear"
@@ -230,46 +262,6 @@ def shift_table(folder: Path, frames: int) -> dict[str, Any]:
         "digits": [None, None, 1, 3, 3, 3],
         "rows": lines,
         "notes": [],
-    }
-
-
-def confirm_table(folder: Path, frames: int) -> dict[str, Any]:
-    """The one look at the frames ``confirm``."""
-    rows = read_rows(folder, frames, "confirm")
-    first = rows[SIZE]["sets"]["confirm"]["ranking"]
-    score = [first["1 - score, IoU < 0.4"], None, None, first["1 - score, risk"]]
-    lines: list[list[Any]] = [["1 - score", *score, *[None] * 8]]
-    for name, result in rows.items():
-        one = result["sets"]["confirm"]
-        ranking = [one["ranking"][key] for key in ("IoU < 0.4", "IoU < 0.7", "distance", "risk")]
-        paper = [one["paper"][key] for key in ("AvU", "P(A|C)", "P(U|I)")]
-        nll = [one["NLL"][key] for key in ("nine fields", "without velocity")]
-        inside = [100 * one["coverage"][level]["all"] for level in ("0.5", "0.9")]
-        lines.append([name, *ranking, *paper, one["ECE"]["misplaced"], *nll, *inside])
-    ours, free = (folder / f"confirm {frames} {slug(name)}.npz" for name in (OURS, FREE))
-    gains = ", ".join(
-        f"{question} {value:+.4f} [{low:.4f}, {high:.4f}]"
-        for question in ("IoU < 0.4", "distance", "risk", "NLL")
-        for value, low, high in [difference(ours, free, question)]
-    )
-    return {
-        "title": "Small network, 300 further frames (seed 5777)",
-        "command": "python studies/collect.py boxes --out OUT --sets fit confirm --most 500 --bare"
-        "; python studies/error_model.py --root OUT --out RESULTS --test confirm"
-        "; python studies/error_model_tables.py RESULTS confirm",
-        "machine": "one CPU thread",
-        "columns": [
-            *("inputs", "IoU < 0.4", "IoU < 0.7", "distance", "risk", "AvU", "P(A|C)", "P(U|I)"),
-            *("ECE", "NLL", "no velocity", "50 %", "90 %"),
-        ],
-        "digits": [None, 3, 3, 3, 3, 3, 3, 3, 3, 2, 2, 1, 1],
-        "rows": lines,
-        "notes": [
-            "NLL: Student-t, nine fields and without velocity. 50 and 90 %: percent of the errors "
-            "in the regions of these levels.",
-            f"Ours, with 95 % intervals over frames: {paper_intervals(ours)}.",
-            f"Ours minus free: {gains}.",
-        ],
     }
 
 

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from boxcov.box_layout import PLANE, columns, has_layout
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.quality import METRICS
 from boxcov.evaluate.records import Records
 from boxcov.files import make_folder
+from boxcov.outlines import outlines_from_above
 from boxcov.plain_text import MAX_NAME
 from boxcov.report.charts import (
     COLOURS,
@@ -20,12 +22,22 @@ from boxcov.report.charts import (
     reliability_charts,
     threshold_charts,
 )
-from boxcov.report.frame_plot import escape_math, new_axes, new_figure, save_figure
+from boxcov.report.frame_plot import (
+    PREDICTION,
+    draw_points,
+    escape_math,
+    new_axes,
+    new_figure,
+    save_figure,
+)
 from boxcov.report.study import Method, Study
+from boxcov.report.viewer import viewer_methods
 
 # the page's colours on white, in the same order
 PALETTE = ("#2a78d6", "#e0592a", "#159c6c", "#b87f00", "#d4588c", "#0a7a0a", "#4a3aa7", "#c93a3a")
 DASHES = ("-", "--", ":")
+MAX_SCENES = 3
+MIN_SCORE = 0.3  # of a box in a picture: boxes of lower score would cover the others
 
 
 def write_figures(folder: str | Path, study: Study) -> list[Path]:
@@ -35,6 +47,7 @@ def write_figures(folder: str | Path, study: Study) -> list[Path]:
         "curves": _draw_line_charts(threshold_charts(study), len(METRICS), size=(3.0, 2.5)),
         "calibration": _draw_line_charts(calibration_charts(study), 2, size=(3.6, 3.5)),
     }
+    figures |= {f"bev-{n}": _draw_scene(study, n) for n in sorted(study.scenes)[:MAX_SCENES]}
     written = {folder / f"{name}.png": one for name, one in figures.items() if one is not None}
     for path, figure in written.items():
         save_figure(path, figure, dpi=200, bbox_inches="tight")
@@ -126,6 +139,25 @@ def _draw_line_charts(
         frameon=False,
         fontsize=9,
     )
+    return figure
+
+
+def _draw_scene(study: Study, frame: int) -> Any | None:
+    """Draw a frame from above as the paper does: objects, boxes and their uncertainty."""
+    if not study.methods or not has_layout(study.fields, PLANE):
+        return None
+    method, scene = viewer_methods(study)[0], study.scenes[frame]
+    records, place = method.records, columns(study.fields, PLANE)
+    shown = records[(records.frame == frame) & (records.scores >= MIN_SCORE)]
+    boxes = shown.boxes[:, place]
+    figure = new_figure(6.5, 6.8)
+    axes = figure.add_subplot()
+    draw_points(axes, scene.points, scene.truth[:, place], boxes)
+    for outline, u in zip(outlines_from_above(boxes), shown.uncertainty):
+        axes.plot(*outline.T, color=PREDICTION, linewidth=1.2)
+        axes.annotate(f"{u:.2g}", outline.max(0) + 0.4, color=PREDICTION, fontsize=6, clip_on=True)
+    title = f"{_escape(scene.name)}: {_escape(method.name)}, scores from {MIN_SCORE}"
+    axes.set_title(f"{title}. Green: objects; numbers: uncertainty", fontsize=9)
     return figure
 
 

@@ -65,7 +65,7 @@ def plot(
     if layout == IMAGE:
         _draw_image(axes, background, truth)
     else:
-        _draw_points(axes, background, truth, boxes)
+        draw_points(axes, background, truth, boxes)
     _draw_boxes(axes, shown, boxes, _regions(shown, boxes, place, level))
     if len(shown) < len(detections):
         text = f"the {len(shown):,} boxes of the highest scores, of {len(detections):,}"
@@ -81,7 +81,7 @@ def new_axes(width: float, height: float) -> Any:
     return plt.subplots(figsize=(width, height), layout="constrained")[1]
 
 
-def _draw_points(axes: Any, points: Array | None, truth: Array, boxes: Array) -> None:
+def draw_points(axes: Any, points: Array | None, truth: Array, boxes: Array) -> None:
     """Draw points (n, 2 or more) and objects (k, 5) from above, in metres, around all boxes."""
     points = thin_points(np.zeros((0, 2)) if points is None else points, 60_000)
     axes.scatter(points[:, 0], points[:, 1], s=0.4, color=POINTS, linewidths=0, rasterized=True)
