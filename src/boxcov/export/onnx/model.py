@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._decomp import decomposition_table
 
 from boxcov.errors import BoxcovError
 from boxcov.version import __version__
@@ -47,28 +46,6 @@ def build_model(
     return proto.SerializeToString()
 
 
-def missing_operators(graph: fx.GraphModule) -> list[str]:
-    """Return the names of the operators that ``torch.onnx`` lacks, if it cannot write a graph.
-
-    Operators that write in place, or allocate, are replaced by ``torch.export``.
-    """
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-    targets = {node.target for node in graph.graph.nodes if node.op == "call_function"}
-    with _quiet():
-        registry = ONNXRegistry.from_torchlib(opset_version=OPSET)
-    decomposed = {*torch.export.default_decompositions(), *decomposition_table}
-    return sorted(
-        str(target)
-        for target in targets
-        if isinstance(target, torch._ops.OpOverload)
-        and target not in decomposed
-        and not target._schema.is_mutable
-        and "empty" not in str(target)
-        and not registry.is_registered(target)
-    )
-
-
 def _lower(graph: fx.GraphModule, inputs: Mapping[str, Tensor], names: Sequence[str]) -> Any:
     """Return the graph as a model of ``onnx_ir``, not optimized."""
     examples = tuple(inputs.values())
@@ -87,9 +64,7 @@ def _lower(graph: fx.GraphModule, inputs: Mapping[str, Tensor], names: Sequence[
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        missing = missing_operators(graph)
-        reason = f"it has no version of {', '.join(missing)}"
-        reason = reason if missing else str(cause).strip().split("\n")[0]
+        reason = str(cause).strip().split("\n")[0]
         raise BoxcovError(
             f"torch.onnx cannot write the detector or its derivative to ONNX: {reason}"
         ) from error

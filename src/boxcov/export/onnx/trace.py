@@ -33,17 +33,14 @@ _FILL_VALUE: dict[str, float] = {
 _FILL_ARGUMENT = {"full_like": 1, "fill": 1, "new_full": 2}
 
 
-def trace(
-    run: Callable[..., tuple[Tensor, ...]], *inputs: Tensor, may_read: bool = False
-) -> fx.GraphModule:
+def trace(run: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> fx.GraphModule:
     """Return what ``run`` does to tensors of these shapes, as a graph without writes in place.
 
     Derivatives and loops inside (``jvp``, ``vmap``, ``autograd.grad``) are written out, constants
-    are computed. may_read: where ``run`` reads values, the graph holds those of these inputs;
-    otherwise that is an error.
+    are computed. Reading values of the inputs is an error.
     """
     options: Any = {"tracing_mode": "real", "_allow_non_fake_inputs": True}
-    options["_error_on_data_dependent_ops"] = not may_read
+    options["_error_on_data_dependent_ops"] = True
     # one mode for the shapes of all nodes: without it make_fx builds one for each
     with torch.no_grad(), tracing(TracingContext(FakeTensorMode())):
         plain: Any = make_fx(run, **options)(*inputs)
