@@ -22,7 +22,6 @@ from boxcov.box_layout import columns
 from boxcov.data.poses import Pose, transform_detections
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
-from boxcov.export.covariance_choice import check_known
 from boxcov.result_check import check_result
 
 
@@ -140,6 +139,17 @@ def _residual_matrix(
     if not bool((values.isfinite() & (values >= 0)).all()):
         raise BoxcovError(f"residual variances must be finite and at least 0, got {dict(residual)}")
     return torch.diag(values)
+
+
+def check_known(C: Tensor, fields: Sequence[str], way_out: str) -> None:
+    """Raise if a predictive covariance (m, f, f) of ``fields`` is NaN, and say why."""
+    is_unknown = C.diagonal(dim1=1, dim2=2).isnan().any(0).tolist()
+    unknown = [name for name, is_nan in zip(fields, is_unknown) if is_nan]
+    if unknown:
+        raise BoxcovError(
+            f"the predictive covariance of {', '.join(unknown)} is NaN: the calibration frames "
+            "have too few labels of it. Calibrate on frames with such labels, or " + way_out
+        )
 
 
 def _check_positive_definite(z: Tensor, R: Tensor, names: tuple[str, ...]) -> None:
