@@ -292,13 +292,6 @@ def test_microseconds_are_not_seconds():
     assert len(one.update(boxes([0, 0, 0, 0, 0]), 1532402928.15)) == 1
 
 
-def test_other_classes_than_before_are_refused():
-    one, found = tracker(), boxes([0, 0, 0, 0, 0])
-    one.update(found, 0.0)
-    with pytest.raises(BoxcovError, match=r"the classes are .*, and were car, .* before"):
-        one.update(replace(found, classes=found.classes[::-1]), 0.5)
-
-
 def test_a_pose_that_is_not_finite_is_refused():
     pose = Pose(torch.eye(3).double(), torch.tensor([0.0, float("nan"), 0.0]).double())
     with pytest.raises(BoxcovError, match="the pose is not finite"):

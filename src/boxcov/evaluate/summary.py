@@ -20,9 +20,13 @@ from boxcov.evaluate.baselines import (
     signal_features,
     signals_alone,
 )
-from boxcov.evaluate.covariance_metrics import LEVELS, covariance_metrics, student_nll
+from boxcov.evaluate.covariance_metrics import (
+    LEVELS,
+    covariance_metrics,
+    region_coverage,
+    student_nll,
+)
 from boxcov.evaluate.intervals import Chance, bootstrap, partition_chance, shuffle_chance
-from boxcov.evaluate.probability_metrics import region_coverage
 from boxcov.evaluate.quality import (
     ERRORS,
     METRICS,

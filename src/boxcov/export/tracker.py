@@ -174,11 +174,6 @@ class Tracker:
         return seconds
 
     def _check(self, found: Detections, seconds: float, pose: Pose | None) -> None:
-        if found.classes != (self._classes or found.classes):
-            raise BoxcovError(
-                f"the classes are {join_names(found.classes)}, and were "
-                f"{join_names(self._classes)} before: start another Tracker"
-            )
         if not (pose is None or isinstance(pose, Pose)):
             raise BoxcovError(
                 f"pose must be a boxcov.data.poses.Pose, got {type(pose).__name__}: a 4 x 4 matrix "
