@@ -144,7 +144,7 @@ def test_results_that_cannot_be_written(root: Path, tmp_path: Path) -> None:
         "1 frames for 2": both[:1],
         "position or size of 1 of 2 boxes is not finite": [replace(both[0], boxes=nan), both[1]],
         "no class Bus": [replace(both[0], classes=("Bus",) * 3), both[1]],
-        "KITTI takes x y z": [replace(d, fields=("a", *BOX_FIELDS[1:])) for d in both],
+        "KITTI takes boxes of x y z": [replace(d, fields=("a", *BOX_FIELDS[1:])) for d in both],
     }
     for words, detections in wrong.items():
         with pytest.raises(BoxcovError, match=words):

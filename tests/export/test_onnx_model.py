@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 from boxcov import BoxcovError
 from boxcov.export.onnx.graph import find_value_reads
-from boxcov.export.onnx.model import build_model
-from boxcov.export.onnx.trace import trace
+from boxcov.export.onnx.model import build_model, trace
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")

@@ -57,13 +57,11 @@ def partition(accurate: Array, uncertain: Array) -> Partition:
     return Partition(AC=a - both, IC=total - a - u + both, AU=both, IU=u - both)
 
 
-def quality(
-    errors_iou: Array, errors_l2: Array, uncertainty: Array, iou_threshold: float = IOU_THRESHOLD
-) -> dict[str, dict[str, float]]:
+def quality(errors_iou: Array, errors_l2: Array, uncertainty: Array) -> dict[str, dict[str, float]]:
     """Return AvU, P(A|C), P(U|I) and the shares P(U) and P(A) for both errors.
 
     errors_iou: (n,) IoU of each prediction with its object, 0 without an object. A prediction is
-        accurate if its IoU is at least ``iou_threshold``.
+        accurate if its IoU is at least 0.4.
     errors_l2: (n,) distance between the centres, NaN without an object. Only predictions with an
         object count; they are accurate if the distance is below the mean distance.
     uncertainty: (n,) a prediction is certain if its value is below the mean over all predictions.
@@ -75,29 +73,27 @@ def quality(
     >>> found["P(U|I)"]
     {'IoU': 0.5, 'l2': 0.0}
     """
-    parts = partitions(errors_iou, errors_l2, uncertainty, iou_threshold)
+    parts = partitions(errors_iou, errors_l2, uncertainty)
     by_error = {error: part.metrics() for error, part in parts.items()}
     return {
         metric: {error: by_error[error][metric] for error in ERRORS} for metric in METRICS + SHARES
     }
 
 
-def partitions(
-    errors_iou: Array, errors_l2: Array, uncertainty: Array, iou_threshold: float = IOU_THRESHOLD
-) -> dict[str, Partition]:
+def partitions(errors_iou: Array, errors_l2: Array, uncertainty: Array) -> dict[str, Partition]:
     """Return the partition behind ``quality`` for each error."""
     u = check_arrays(errors_iou, errors_l2, uncertainty)
     uncertain = ~(u < clipped_mean(u))
     paired = ~np.isnan(errors_l2)
     return {
-        "IoU": partition(accurate_iou(errors_iou, iou_threshold), uncertain),
+        "IoU": partition(accurate_iou(errors_iou), uncertain),
         "l2": partition(accurate_l2(np.asarray(errors_l2)[paired]), uncertain[paired]),
     }
 
 
-def accurate_iou(iou: Array, threshold: float = IOU_THRESHOLD) -> Array:
-    """Return which predictions (n,) have an IoU of at least ``threshold``."""
-    return np.asarray(iou) >= threshold
+def accurate_iou(iou: Array) -> Array:
+    """Return which predictions (n,) have an IoU of at least 0.4."""
+    return np.asarray(iou) >= IOU_THRESHOLD
 
 
 def accurate_l2(distance: Array) -> Array:
@@ -250,7 +246,6 @@ def curves(
     uncertainty: Array,
     *,
     points: int = 101,
-    iou_threshold: float = IOU_THRESHOLD,
     by_quantile: bool = True,
 ) -> Curves:
     """Return AvU, P(A|C), P(U|I), P(U) and P(A) at ``points`` thresholds from 0 to 1.
@@ -268,7 +263,7 @@ def curves(
     quantile = quantiles(u) if by_quantile else u
     paired = ~np.isnan(errors_l2)
     cases = {
-        "IoU": (accurate_iou(errors_iou, iou_threshold), quantile),
+        "IoU": (accurate_iou(errors_iou), quantile),
         "l2": (accurate_l2(np.asarray(errors_l2)[paired]), quantile[paired]),
     }
     thresholds = np.linspace(0, 1, points)

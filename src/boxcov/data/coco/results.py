@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from boxcov.box_layout import IMAGE, find_layout
 from boxcov.data.coco.sequence import Coco
 from boxcov.data.covariance_json import (
     covariance_meta,
@@ -25,7 +26,6 @@ from boxcov.errors import BoxcovError
 from boxcov.files import to_json, write_text
 from boxcov.input_file import read_json, reading
 
-IMAGE_FIELDS = ("x1", "y1", "x2", "y2")
 RESULT_FIELDS = ("x", "y", "w", "h")
 _RESULT_SOURCES = {"x": "x1", "y": "y1", "w": None, "h": None}
 _IMAGE_SOURCES = {"x1": "x", "y1": "y", "x2": None, "y2": None}
@@ -97,11 +97,8 @@ def to_image(boxes: Tensor, scale: float) -> tuple[Tensor, Tensor]:
 
 
 def _in_image(name: str, found: Detections, scale: float) -> Detections:
-    if found.fields[:4] != IMAGE_FIELDS or found.fields[4:] not in ((), ("logit",)):
-        raise BoxcovError(
-            f"image {name}: boxes have the fields {' '.join(found.fields)}: COCO takes "
-            f"{' '.join(IMAGE_FIELDS)}"
-        )
+    layouts = (IMAGE, (*IMAGE, "logit"))
+    find_layout(found.fields, layouts, f"image {name}: COCO", exact=True)
     boxes, J = to_image(found.boxes[:, :4], scale)
     return propagate(found.to("cpu"), boxes, J, _RESULT_SOURCES)
 
@@ -150,7 +147,7 @@ def _read_frame(
     found = propagate(in_image, boxes, J.expand(len(entries), 4, 4), _IMAGE_SOURCES)
     if found.covariance is None:
         return found
-    clipped = [[side in entry.get("clipped", ()) for side in IMAGE_FIELDS] for entry in entries]
+    clipped = [[side in entry.get("clipped", ()) for side in IMAGE] for entry in entries]
     fixed = torch.tensor(clipped, dtype=torch.bool).reshape(-1, 4)
     # exactly 0 again: the conversion from x y w h has rounded
     covariance = found.covariance.masked_fill(fixed[:, :, None] | fixed[:, None, :], 0.0)

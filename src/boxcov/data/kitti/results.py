@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from boxcov.box_layout import find_layout
 from boxcov.data.covariance_json import (
     covariance_meta,
     covariance_rows,
@@ -57,7 +58,8 @@ def write_results(folder: str | Path, frames: Kitti, detections: Iterable[Detect
     pairs = pair_with_frames(frames.tokens, detections, frames.classes)
     for item, (token, found) in enumerate(pairs):
         calibration = frames.calibration(item)
-        boxes, J = to_camera(_lidar_boxes(token, found), calibration.pose)
+        find_layout(found.fields, (LIDAR_FIELDS, BOX_FIELDS), f"frame {token}: KITTI", exact=True)
+        boxes, J = to_camera(found.boxes[:, :7].detach().cpu().double(), calibration.pose)
         in_camera = propagate(found.to("cpu"), boxes, J, _CAMERA_SOURCES)
         size = _image_size(frames.folder / "image_2" / f"{token}.png")
         lines = _lines(in_camera, image_boxes(boxes, calibration.P2, *size))
@@ -82,15 +84,6 @@ def read_results(folder: str | Path, frames: Kitti) -> list[Detections]:
             content = read_json(path)
             meta, rows = content["meta"], [content["frames"][token] for token in frames.tokens]
     return [_read_frame(folder, frames, item, meta, rows[item]) for item in range(len(frames))]
-
-
-def _lidar_boxes(token: str, found: Detections) -> Tensor:
-    if found.fields not in (LIDAR_FIELDS, BOX_FIELDS):
-        raise BoxcovError(
-            f"frame {token}: boxes have the fields {' '.join(found.fields)}: KITTI takes "
-            f"{' '.join(LIDAR_FIELDS)}, or with vx vy"
-        )
-    return found.boxes[:, :7].detach().cpu().double()
 
 
 def _lines(found: Detections, image_boxes: Tensor) -> list[str]:

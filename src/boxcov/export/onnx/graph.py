@@ -21,7 +21,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
-from boxcov.export.onnx.trace import trace
+from boxcov.export.onnx.model import trace
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.static_frame import FrameFunction
 from boxcov.static_selection import StaticLimits
