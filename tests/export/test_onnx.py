@@ -15,7 +15,7 @@ from boxcov._torch.modules import fingerprint
 from boxcov.data import simulated
 from boxcov.detectors import centerpoint, yolox
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.export.onnx import StaticLimits, about, export
+from boxcov.export.onnx import StaticLimits, about, export, model
 from helpers.centerpoint_cases import cloud, detector_of, pillar_config
 from helpers.centerpoint_cases import frames as clouds
 from helpers.error_models import with_error_model
