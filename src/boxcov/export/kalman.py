@@ -97,8 +97,7 @@ def _add_residual(
         if detections.predictive is None:
             raise BoxcovError(
                 "the epistemic covariance alone is no measurement noise R: it leaves out the noise "
-                "of sensor and labels. Use calibrated detections (boxcov "
-                "calibrate), or pass variances by field: residual={'x': 0.04, ...}"
+                "of sensor and labels. Run boxcov calibrate, or pass residual={'x': 0.04, ...}"
             )
         return detections, "predictive"
     if detections.predictive is not None:
@@ -107,10 +106,7 @@ def _add_residual(
             "already. Leave out residual="
         )
     if detections.covariance is None:
-        raise BoxcovError(
-            "these are plain detections without a covariance: make them with MCGLM, ExactGLM, GLM "
-            "or MCI"
-        )
+        raise BoxcovError("these are plain detections: make them with MCGLM, ExactGLM, GLM or MCI")
     C = detections.covariance.detach().double()
     noise = _residual_matrix(residual, detections.fields, C)
     return replace(detections, predictive=C + noise), "given"
@@ -128,12 +124,10 @@ def _residual_matrix(
                 f"{tuple(C.shape)}"
             )
         return residual.detach().to(C)
-    missing = [name for name in fields if name not in residual]
-    unknown = sorted(set(residual) - set(fields))
-    if missing or unknown:
-        problem = f"missing: {', '.join(missing)}" if missing else f"unknown: {', '.join(unknown)}"
+    if set(residual) != set(fields):
         raise BoxcovError(
-            f"residual must have one variance for each field of {', '.join(fields)}; {problem}"
+            f"residual must have one variance for each field of {', '.join(fields)}, and has "
+            f"{', '.join(residual)}"
         )
     values = torch.tensor([float(residual[name]) for name in fields]).to(C)
     if not bool((values.isfinite() & (values >= 0)).all()):
