@@ -27,9 +27,9 @@ from boxcov.detections import Detections
 from boxcov.detectors import yolox
 from boxcov.error_model.calibrate import fit_error_model, predict_frames
 from boxcov.error_model.network import TrainingOptions
+from boxcov.evaluate.covariance_metrics import calibration_error
 from boxcov.evaluate.ground_truth import match_detections
 from boxcov.evaluate.intervals import bootstrap
-from boxcov.evaluate.probability_metrics import calibration_error
 from boxcov.evaluate.quality import auroc
 from boxcov.evaluate.records import Records
 

@@ -29,10 +29,9 @@ from boxcov.detections import PART_BELOW, Detections
 from boxcov.detectors import yolox
 from boxcov.error_model.calibrate import fit_error_model, predict_frames
 from boxcov.error_model.network import TrainingOptions
-from boxcov.evaluate.covariance_metrics import LEVELS, covariance_metrics
+from boxcov.evaluate.covariance_metrics import LEVELS, covariance_metrics, region_coverage
 from boxcov.evaluate.ground_truth import match_detections
 from boxcov.evaluate.intervals import bootstrap
-from boxcov.evaluate.probability_metrics import region_coverage
 from boxcov.evaluate.quality import auroc
 from boxcov.evaluate.records import Records
 

@@ -29,10 +29,9 @@ from boxcov.data import coco
 from boxcov.data.coco.images import to_pixels
 from boxcov.evaluate.covariance_metrics import covariance_metrics
 from boxcov.evaluate.matching import match
-from boxcov.evaluate.method_table import table
 from boxcov.evaluate.quality import accurate_iou, auroc
 from boxcov.evaluate.records import Records
-from boxcov.evaluate.summary import compare
+from boxcov.evaluate.summary import compare, table
 
 
 def main() -> None:

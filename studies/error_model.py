@@ -52,7 +52,7 @@ from boxcov.error_model.model import ErrorModel
 from boxcov.error_model.network import WIDTHS, TrainingOptions
 from boxcov.error_model.regions import RANGES, class_range_index
 from boxcov.error_model.student_t import student_nll
-from boxcov.evaluate.probability_metrics import calibration_error
+from boxcov.evaluate.covariance_metrics import calibration_error
 from boxcov.evaluate.quality import auroc, quality
 from boxcov.evaluate.records import Records
 

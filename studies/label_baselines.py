@@ -16,8 +16,7 @@ from boxcov import Detections
 from boxcov.evaluate.ground_truth import GroundTruth, match_detections
 from boxcov.evaluate.matching import pair_classes
 from boxcov.evaluate.records import Records
-from boxcov.evaluate.size_density import log_density
-from boxcov.evaluate.wrong_labels import Differences, miss_probability
+from boxcov.evaluate.wrong_labels import Differences, log_density, miss_probability
 
 Array = NDArray[Any]
 _LIMIT = 2.0  # metres between the centres of a pair

@@ -29,9 +29,9 @@ from boxcov.detections import Detections
 from boxcov.detectors import centerpoint
 from boxcov.error_model.calibrate import fit_error_model, predict_frames
 from boxcov.error_model.model import ErrorModel
+from boxcov.evaluate.covariance_metrics import calibration_error
 from boxcov.evaluate.ground_truth import match_detections
 from boxcov.evaluate.intervals import bootstrap
-from boxcov.evaluate.probability_metrics import calibration_error
 from boxcov.evaluate.quality import auroc
 from boxcov.evaluate.records import Records
 from boxcov.pipeline.frames import load_frames

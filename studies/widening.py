@@ -39,7 +39,7 @@ from boxcov.error_model.model import ErrorModel
 from boxcov.error_model.network import WIDTHS, TrainingOptions
 from boxcov.error_model.regions import conformal_quantiles
 from boxcov.error_model.unusual_frames import certainty_bound
-from boxcov.evaluate.probability_metrics import calibration_error
+from boxcov.evaluate.covariance_metrics import calibration_error
 from boxcov.evaluate.records import Records
 from error_model import Row, detections, records_of
 

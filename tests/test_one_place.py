@@ -96,8 +96,7 @@ def test_every_exporter_is_tested_with_wrong_numbers() -> None:
     """A new exporter belongs into tests/export/test_numbers_that_leave.py."""
     tested = (Path(__file__).parent / "export/test_numbers_that_leave.py").read_text()
     derived = {  # each calls one that is tested
-        *("ros.detection2d_array", "covariance_choice.select_covariance"),
-        *("tables.to_pandas", "tables.write_parquet"),
+        *("ros.detection2d_array", "tables.to_pandas", "tables.write_parquet"),
     }
     missing = []
     modules = sorted(path.stem for path in (SOURCE / "export").glob("[a-z]*.py"))

@@ -31,14 +31,14 @@ def has_layout(fields: Sequence[str], names: Sequence[str]) -> bool:
 
 
 def find_layout(
-    fields: Sequence[str], layouts: Sequence[tuple[str, ...]], reader: str
+    fields: Sequence[str], layouts: Sequence[tuple[str, ...]], reader: str, exact: bool = False
 ) -> tuple[str, ...]:
     """Return the first of ``layouts`` that boxes with these fields have; raise if they have none.
 
-    reader: what takes the boxes, for the message.
+    reader: what takes the boxes, for the message. exact: in this order, and no other fields.
     """
     for names in layouts:
-        if has_layout(fields, names):
+        if tuple(fields) == names or (has_layout(fields, names) and not exact):
             return names
     known = " or ".join(" ".join(names) for names in layouts)
     raise BoxcovError(f"{reader} takes boxes of {known}; these are {' '.join(fields)}")

@@ -26,7 +26,8 @@ def test_result_file_is_cocos_with_covariances(frames: coco.Coco, tmp_path: Path
     entries = json.loads((tmp_path / "found.json").read_text())
     assert len(entries) == sum(map(len, found))
     first, box = entries[0], (found[0].boxes[0].double() / 0.96).tolist()
-    assert set(first) == {"image_id", "category_id", "bbox", "score", "covariance", "uncertainty"}
+    names = {"image_id", "category_id", "bbox", "score", "covariance", "uncertainty"}
+    assert set(first) == {*names, "bbox_covar", "covars"}
     assert (first["image_id"], first["category_id"]) == (11, 1)
     assert first["bbox"] == pytest.approx(
         [box[0], box[1], box[2] - box[0], box[3] - box[1]], rel=1e-6
@@ -37,6 +38,7 @@ def test_result_file_is_cocos_with_covariances(frames: coco.Coco, tmp_path: Path
         "covariance_fields": ["x", "y", "w", "h"],
         "covariance_frame": "image",
         "uncertainty": {"method": "exact"},
+        "also": {"bbox_covar": "covariance", "covars": "covariance"},
     }
 
 
@@ -106,19 +108,17 @@ def test_nothing_found_anywhere(frames: coco.Coco, tmp_path: Path) -> None:
 
 def test_other_names_for_the_covariance(frames: coco.Coco, tmp_path: Path) -> None:
     found = found_in(frames)
-    coco.write_results(tmp_path / "found.json", frames, found, also=["bbox_covar", "covars"])
+    coco.write_results(tmp_path / "found.json", frames, found)
     entry = json.loads((tmp_path / "found.json").read_text())[0]
     assert np.array(entry["bbox_covar"]).ravel().tolist() == entry["covariance"]
     C = found[0].covariance[0].double().numpy() / 0.96**2  # of the corners, in pixels of the image
     np.testing.assert_allclose(entry["covars"], [C[:2, :2], C[2:, 2:]], rtol=1e-5, atol=1e-6)
-    with pytest.raises(BoxcovError, match="no other name sigma"):
-        coco.write_results(tmp_path / "found.json", frames, found, also=["sigma"])
 
 
 def test_aliases_match_sampled_boxes(frames: coco.Coco, tmp_path: Path) -> None:
     """The predictive covariance, where there is one: readers score it as that of the error."""
     found = [replace(f, predictive=3 * f.covariance) for f in found_in(frames)]
-    coco.write_results(tmp_path / "found.json", frames, found, also=["bbox_covar", "covars"])
+    coco.write_results(tmp_path / "found.json", frames, found)
     entry = json.loads((tmp_path / "found.json").read_text())[0]
     C = found[0].predictive[0].double()
     noise = (
@@ -159,7 +159,7 @@ def test_unwritable_results_are_refused(frames: coco.Coco, tmp_path: Path) -> No
     bad = [
         (
             [replace(f, fields=("x", "y", "w", "h")) for f in found],
-            "image 11: boxes have the fields x y w h: COCO takes x1 y1 x2 y2",
+            "image 11: COCO takes boxes of x1 y1 x2 y2 .*; these are x y w h",
         ),
         (
             [replace(f, boxes=f.boxes * torch.nan) for f in found],
@@ -203,7 +203,7 @@ def test_official_evaluation_ignores_the_covariances(frames: coco.Coco, tmp_path
         lambda content: [thing.setdefault("iscrowd", 0) for thing in content["annotations"]],
     )
     found = found_in(frames)
-    coco.write_results(tmp_path / "with.json", frames, found, also=["bbox_covar", "covars"])
+    coco.write_results(tmp_path / "with.json", frames, found)
     coco.write_results(
         tmp_path / "without.json", frames, [replace(f, covariance=None) for f in found]
     )

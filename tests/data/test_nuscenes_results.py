@@ -138,7 +138,9 @@ def test_results_that_cannot_be_written_leave_the_old_file(root: Path, tmp_path:
             replace(good[2], meta={"method": "glm"}),
             good[3],
         ],
-        "must be x y z w l h yaw vx vy": [replace(d, fields=("a", *BOX_FIELDS[1:])) for d in good],
+        "takes boxes of x y z w l h yaw vx vy": [
+            replace(d, fields=("a", *BOX_FIELDS[1:])) for d in good
+        ],
     }
     for words, detections in wrong.items():
         with pytest.raises(BoxcovError, match=words):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from boxcov.data.simulated import sweeps
+from boxcov.data.simulated import sensor
 from boxcov.data.simulated.raycast import Fan, Prisms, cast, visible_columns
 from boxcov.data.simulated.rng import make_rng
 
@@ -155,15 +155,15 @@ def test_first_hits_equal_brute_force(is_round):
 def test_beams_meet_flat_ground_where_trigonometry_says():
     fan = fan_of(8, (-0.5, -0.1, -0.03, 0.1), origin=(1.0, 2.0, 0.16))
     expected = torch.tensor([4.0, 20.0, 2 / 0.03, torch.inf]).expand(1, 8, 4)
-    torch.testing.assert_close(sweeps.ground_distance(fan, torch.zeros(1, 2, 4)), expected)
+    torch.testing.assert_close(sensor.ground_distance(fan, torch.zeros(1, 2, 4)), expected)
 
 
 def test_beams_meet_undulating_ground_on_its_surface():
     waves = torch.tensor([[[0.15, 0.05, 1.0, 0.09], [-0.02, 0.2, 2.0, 0.08]]])
     fan = fan_of(90, tuple(torch.linspace(-0.6, -0.04, 20).tolist()), origin=(5.0, 3.0, 0.1))
-    distance, angle = sweeps.ground_distance(fan, waves), fan.angles()[..., None]
+    distance, angle = sensor.ground_distance(fan, waves), fan.angles()[..., None]
     x, y, z = 5 + distance * angle.cos(), 3 + distance * angle.sin(), 0.1 + distance * fan.tangents
-    torch.testing.assert_close(sweeps.ground_height(waves, x, y), z, atol=2e-3, rtol=0)
+    torch.testing.assert_close(sensor.ground_height(waves, x, y), z, atol=2e-3, rtol=0)
 
 
 def test_a_wall_is_seen_in_the_columns_that_it_covers() -> None:

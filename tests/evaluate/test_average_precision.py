@@ -13,7 +13,7 @@ from boxcov.data.poses import BOX_FIELDS
 from boxcov.detections import Detections
 from boxcov.evaluate.average_precision import average_precision, mean_precision
 from boxcov.evaluate.ground_truth import GroundTruth
-from boxcov.evaluate.matching import Objects, Predictions, pair_by_distance
+from boxcov.evaluate.matching import pair_classes
 
 
 class Boxes(NamedTuple):
@@ -66,7 +66,8 @@ def test_pairs_equal_brute_force(seed: int, n: int, k: int) -> None:
     )
     scores = rng.integers(0, 4, n) / 4  # with ties
     frame, truth_frame = rng.integers(0, 3, n), rng.integers(0, 3, k)
-    found = pair_by_distance(Predictions(centres, scores, frame), Objects(truth, truth_frame), 2.0)
+    objects = truth, 0 * truth_frame, truth_frame
+    found = pair_classes(("x", "y"), (centres, scores, 0 * frame, frame), objects, 2.0)
     assert found.tolist() == slow_pairing(centres, scores, frame, truth, truth_frame, 2.0)
 
 

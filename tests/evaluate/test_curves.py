@@ -8,7 +8,7 @@ import pytest
 from scipy import optimize, stats
 
 from boxcov.errors import BoxcovError
-from boxcov.evaluate.curves import curves, quantiles
+from boxcov.evaluate.quality import curves, quantiles
 
 NAN = float("nan")
 

@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from boxcov.box_layout import IMAGE
 from boxcov.data.poses import BOX_FIELDS
 from boxcov.errors import BoxcovError
 from boxcov.evaluate import match
-from boxcov.evaluate.matching import Objects, Predictions, iou_2d, iou_3d, iou_bev, pair_by_iou
+from boxcov.evaluate.matching import iou_2d, iou_3d, iou_bev, pair_classes
 
 CLASSES = ("car", "bus", "pedestrian")
 
@@ -234,12 +235,13 @@ def test_pairs_by_overlap_equal_brute_force(seed: int, n: int, k: int) -> None:
         rng.integers(0, 3, n),
         rng.integers(0, 3, k),
     )
-    found = pair_by_iou(Predictions(boxes, scores, frame), Objects(truth, truth_frame))
+    predictions, objects = (boxes, scores, 0 * frame, frame), (truth, 0 * truth_frame, truth_frame)
+    found = pair_classes(IMAGE, predictions, objects, 0.0)
     assert found.tolist() == slow_coco(boxes, scores, frame, truth, truth_frame, 0.5)
 
 
 def test_an_iou_of_one_half_is_enough() -> None:
-    box = Predictions(np.array([[0.0, 0, 2, 2]]), np.ones(1), np.zeros(1))
-    half = np.array([[0.0, 0, 2, 1]])
-    assert pair_by_iou(box, Objects(half, np.zeros(1))).tolist() == [0]
-    assert pair_by_iou(box, Objects(half, np.ones(1))).tolist() == [-1]  # in another frame
+    zero, one = np.zeros(1, int), np.ones(1, int)
+    box, half = (np.array([[0.0, 0, 2, 2]]), np.ones(1), zero, zero), np.array([[0.0, 0, 2, 1]])
+    assert pair_classes(IMAGE, box, (half, zero, zero), 0.0).tolist() == [0]
+    assert pair_classes(IMAGE, box, (half, zero, one), 0.0).tolist() == [-1]  # in another frame

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from boxcov.evaluate.covariance_metrics import covariance_metrics
-from boxcov.evaluate.method_table import COLUMNS, table
 from boxcov.evaluate.quality import METRICS, auroc, ause, quality
 from boxcov.evaluate.records import Records
-from boxcov.evaluate.summary import class_groups, compare, range_groups, summarise
+from boxcov.evaluate.summary import COLUMNS, class_groups, compare, range_groups, summarise, table
 
 FIELDS = ("x", "y", "z", "w", "l", "h", "yaw")
 

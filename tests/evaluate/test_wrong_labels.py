@@ -12,8 +12,7 @@ from boxcov import BoxcovError, Detections
 from boxcov.data.poses import BOX_FIELDS
 from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.evaluate.label_pairs import pair_labels
-from boxcov.evaluate.size_density import log_density
-from boxcov.evaluate.wrong_labels import disagreement
+from boxcov.evaluate.wrong_labels import disagreement, log_density
 from helpers.export_boxes import in_image, with_error_model
 from helpers.label_boxes import CLASSES, boxes_at, labels_of
 

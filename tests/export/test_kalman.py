@@ -88,8 +88,8 @@ def test_a_missing_residual_is_refused() -> None:
 @pytest.mark.parametrize(
     ("residual", "message"),
     [
-        ({"x": 1.0}, "missing: y, z"),
-        ({**dict.fromkeys(BOX_FIELDS, 1.0), "speed": 1.0}, "unknown: speed"),
+        ({"x": 1.0}, "and has x$"),
+        ({**dict.fromkeys(BOX_FIELDS, 1.0), "speed": 1.0}, "and has .*, speed$"),
         (dict.fromkeys(BOX_FIELDS, -1.0), "finite and at least 0"),
         (torch.eye(4), r"residual has shape \(4, 4\), expected \(9, 9\) or \(5, 9, 9\)"),
     ],

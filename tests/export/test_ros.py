@@ -203,9 +203,9 @@ def test_the_epistemic_covariance_must_be_requested() -> None:
         "results"
     ][0]["pose"]["covariance"]
     assert numbers[0] == pytest.approx(float(found.covariance[0, 0, 0]))
-    with pytest.raises(BoxcovError, match="plain detections"):
+    with pytest.raises(BoxcovError, match="no predictive covariance"):
         ros.detection3d_array(replace(found, covariance=None), "map")
-    with pytest.raises(BoxcovError, match="must be predictive or epistemic, got 'both'"):
+    with pytest.raises(BoxcovError, match="must be one of predictive, epistemic, got 'both'"):
         ros.detection3d_array(found, "map", covariance="both")  # type: ignore[arg-type]
 
 

@@ -38,7 +38,7 @@ LABELS = [
     ),
     Mutant(
         "a label does not make its own size usual",
-        "evaluate/size_density.py",
+        "evaluate/wrong_labels.py",
         "is_other = rows[:, None] != members",
         "is_other = rows[:, None] >= 0 * members",
         f"{WRONG}test_density_of_sides_by_hand",

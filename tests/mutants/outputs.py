@@ -110,7 +110,7 @@ OUTPUTS = [
     ),
     Mutant(
         "messages are checked",
-        "export/covariance_choice.py",
+        "export/ros.py",
         '    check_result(detections, "these detections cannot be exported")\n',
         "",
         f"{LEAVE}test_numbers_out_of_range_do_not_leave",

@@ -12,7 +12,7 @@ import torch
 
 from boxcov import Detections
 from boxcov.cli.evaluate import difference_table, quality_table
-from boxcov.evaluate.method_table import COLUMNS
+from boxcov.evaluate.summary import COLUMNS
 from boxcov.export.tables import write_csv
 from boxcov.pipeline.progress import ProgressBar
 from boxcov.pipeline.terminal import say, say_json, say_table

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from boxcov.evaluate.covariance_metrics import coverage, gaussian_fit
-from boxcov.evaluate.curves import curves
+from boxcov.evaluate.quality import curves
 from boxcov.report.charts import (
     COVERAGES,
     Line,

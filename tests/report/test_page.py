@@ -15,8 +15,8 @@ from boxcov.data import simulated
 from boxcov.detectors import centerpoint
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.ground_truth import GroundTruth
-from boxcov.evaluate.method_table import table as metric_table
 from boxcov.evaluate.quality import auroc
+from boxcov.evaluate.summary import table as metric_table
 from boxcov.report import page as module
 from boxcov.report.page import write
 from boxcov.report.study import Method, Scene, Study, scenes_of

@@ -146,7 +146,8 @@ def _classes(
     total, (count, reported) = table.sum(1), table.max(1)
     known = total >= _FEW
     wrong = known & (reported != torch.arange(len(classes))) & (2 * count > total)
-    names = [f"{classes[i]} are reported as {classes[reported[i]]}" for i in wrong.nonzero()]
+    pairs_wrong = zip(wrong.nonzero()[:, 0].tolist(), reported[wrong].tolist())
+    names = [f"{classes[own]} are reported as {classes[other]}" for own, other in pairs_wrong]
     return Finding(
         "boxes: classes",
         not names if bool(known.any()) else None,

@@ -39,7 +39,7 @@ def evaluate(options: EvaluateCommand) -> Output | None:
 
 def quality_table(rows: Sequence[Row]) -> Table:
     """Return a table with one column per method and two lines per metric: value and chance."""
-    from boxcov.evaluate.method_table import MEASURE_COLUMNS
+    from boxcov.evaluate.summary import MEASURE_COLUMNS
 
     methods = [row for row in rows if row["kind"] not in ("chance", "difference")]
     chance = [row for row in rows if row["kind"] == "chance"]
@@ -55,7 +55,7 @@ def quality_table(rows: Sequence[Row]) -> Table:
 
 def covariance_table(rows: Sequence[Row]) -> Table:
     """Return how well the covariances and the error model describe the errors of paired boxes."""
-    from boxcov.evaluate.method_table import COVARIANCE_METRICS, ERROR_DISTRIBUTIONS
+    from boxcov.evaluate.summary import COVARIANCE_METRICS, ERROR_DISTRIBUTIONS
 
     columns = {
         f"{row['method']}: {words}": cells
@@ -71,7 +71,7 @@ def covariance_table(rows: Sequence[Row]) -> Table:
 
 def difference_table(rows: Sequence[Row]) -> Table:
     """Return a table of what the covariance adds to the baselines, with one column for each."""
-    from boxcov.evaluate.method_table import MEASURE_COLUMNS
+    from boxcov.evaluate.summary import MEASURE_COLUMNS
 
     differences = [row for row in rows if row["kind"] == "difference"]
     names = [str(row["method"]).partition(", minus ")[0] for row in differences]

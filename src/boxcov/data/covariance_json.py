@@ -24,7 +24,7 @@ from boxcov.errors import BoxcovError
 from boxcov.result_check import check_result
 
 Row = dict[str, Any]
-_PROBABILITIES = ("no_object", "flipped")  # (m,)
+_PROBABILITIES = ("risk", "misplaced", "no_object", "flipped")  # (m,)
 _LISTS = ("iou_below", "scale", "region_widths", "joint_widths")  # (m, ...)
 
 
@@ -84,25 +84,17 @@ def covariance_meta(detections: Detections, fields: Sequence[str], frame: str) -
 def covariance_rows(found: Detections) -> list[Row]:
     """Return what a file says about the uncertainty of each box; empty rows if it has none."""
     rows: list[Row] = [{} for _ in range(len(found))]
-    if found.covariance is not None:
-        for row, numbers in zip(rows, nine_digits(found.covariance.flatten(1))):
-            row |= {"covariance": numbers, "uncertainty": sum(numbers[:: len(found.fields) + 1])}
-    if found.predictive is not None:
-        for row, numbers in zip(rows, nine_digits(found.predictive.flatten(1))):
-            row["predictive"] = [number if isfinite(number) else None for number in numbers]
-    if found.no_object is not None:
-        _add_error_model(rows, found)
+    error_model = () if found.no_object is None else (*_PROBABILITIES, *_LISTS)
+    for name in ("covariance", "predictive", *error_model):
+        values = getattr(found, name)
+        if values is None:
+            continue
+        for row, numbers in zip(rows, nine_digits(values.unsqueeze(1).flatten(1))):
+            shown = [number if isfinite(number) else None for number in numbers]
+            row[name] = shown[0] if name in _PROBABILITIES else shown
+            if name == "covariance":
+                row["uncertainty"] = sum(numbers[:: len(found.fields) + 1])
     return rows
-
-
-def _add_error_model(rows: list[Row], found: Detections) -> None:
-    """Add the results of the error model to the rows."""
-    named = {name: getattr(found, name) for name in ("risk", "misplaced", *_PROBABILITIES, *_LISTS)}
-    for name, values in named.items():
-        if values is not None:
-            for row, numbers in zip(rows, nine_digits(values.unsqueeze(1).flatten(1))):
-                shown = [number if isfinite(number) else None for number in numbers]
-                row[name] = shown if name in _LISTS else shown[0]
 
 
 def read_column(rows: Sequence[Row], key: str, width: int) -> Tensor:
@@ -113,7 +105,8 @@ def read_column(rows: Sequence[Row], key: str, width: int) -> Tensor:
 def _read_numbers(rows: Sequence[Row], key: str, shape: tuple[int, ...]) -> Tensor:
     """Return the entries ``key`` as a float64 tensor (n, *shape) with null as NaN or infinity."""
     missing = torch.inf if key.endswith("widths") else torch.nan
-    filled = [[missing if v is None else v for v in _as_list(row[key])] for row in rows]
+    lists = [row[key] if isinstance(row[key], list) else [row[key]] for row in rows]
+    filled = [[missing if v is None else v for v in values] for values in lists]
     return torch.tensor(filled, dtype=torch.float64).reshape(len(rows), *shape)
 
 
@@ -136,6 +129,16 @@ def read_detections(
     _check_classes("in the file", set(labels), classes)
     number = {name: label for label, name in enumerate(classes)}
     about = check_meta(meta.get("uncertainty", {}))
+    numbers = {}
+    if "covariance_fields" in meta:
+        numbers["covariance"] = read_column(rows, "covariance", D * D).reshape(-1, D, D)
+    shapes: dict[str, tuple[int, ...]] = {"predictive": (D, D)} if meta.get("predictive") else {}
+    if about.get("error_model") is not None:
+        L, T = (len(about["error_model"][name]) for name in ("levels", "thresholds"))
+        shapes |= {"no_object": (), "iou_below": (T,), "scale": (D,)}
+        shapes |= {"region_widths": (L, D), "joint_widths": (L, D)}
+        shapes |= {"flipped": ()} if "yaw" in fields or "rotation_y" in fields else {}
+    numbers |= {name: _read_numbers(rows, name, shape) for name, shape in shapes.items()}
     return Detections(
         boxes=boxes,
         scores=scores,
@@ -143,33 +146,9 @@ def read_detections(
         frame=torch.zeros(len(boxes), dtype=torch.long),
         fields=fields,
         classes=tuple(classes),
-        covariance=read_column(rows, "covariance", D * D).reshape(-1, D, D)
-        if "covariance_fields" in meta
-        else None,
-        predictive=_read_numbers(rows, "predictive", (D, D)) if meta.get("predictive") else None,
-        **_read_error_model(about.get("error_model"), rows, fields),
+        **numbers,
         meta=about,
     )
-
-
-def _read_error_model(about: Any, rows: Sequence[Row], fields: tuple[str, ...]) -> dict[str, Any]:
-    """Return the results of the error model by name; none if the file has no error model."""
-    if about is None:
-        return {}
-    D, L = len(fields), len(about["levels"])
-    shapes: dict[str, tuple[int, ...]] = {
-        "no_object": (),
-        "iou_below": (len(about["thresholds"]),),
-        "scale": (D,),
-        "region_widths": (L, D),
-        "joint_widths": (L, D),
-        **({"flipped": ()} if "yaw" in fields or "rotation_y" in fields else {}),
-    }
-    return {name: _read_numbers(rows, name, shape) for name, shape in shapes.items()}
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
 
 
 def nine_digits(values: Tensor) -> list[list[float]]:

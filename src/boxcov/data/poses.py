@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from boxcov.box_layout import find_layout
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 
@@ -172,11 +173,7 @@ def transform_detections(detections: Detections, pose: Pose) -> Detections:
     >>> turned.field("y").item(), turned.field("vy").item(), turned.std("y").item()
     (10.0, 5.0, 1.0)
     """
-    if detections.fields != BOX_FIELDS:
-        raise BoxcovError(
-            f"cannot transform boxes with the fields {' '.join(detections.fields)}: they must be "
-            f"{' '.join(BOX_FIELDS)}"
-        )
+    find_layout(detections.fields, (BOX_FIELDS,), "a change of coordinates", exact=True)
     boxes = detections.boxes.detach().cpu().double()
     R, t = pose.R.double(), pose.t.double()
     if not (R.isfinite().all() and t.isfinite().all()):

@@ -50,8 +50,7 @@ class Video:
             raise BoxcovError(f"ends after {self._next} of {self.count} frames")
 
     def _reading(self) -> Any:
-        kinds = "a GIF, MP4, MOV, MKV, WebM or AVI video"
-        return reading(self.path, kinds)
+        return reading(self.path, "a GIF, MP4, MOV, MKV, WebM or AVI video")
 
     def _describe(self) -> tuple[int, float]:
         """Return the number of frames and the frames per second."""

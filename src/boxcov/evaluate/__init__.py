@@ -6,12 +6,10 @@ The paper's metrics need numpy alone; curves, regressions and chi-square quantil
 from importlib import import_module
 from typing import Any
 
-from boxcov.evaluate.curves import curves
 from boxcov.evaluate.matching import match
-from boxcov.evaluate.method_table import table
-from boxcov.evaluate.quality import partition, quality
+from boxcov.evaluate.quality import curves, partition, quality
 from boxcov.evaluate.records import Records
-from boxcov.evaluate.summary import compare, summarise
+from boxcov.evaluate.summary import compare, summarise, table
 
 __all__ = [
     "Records",

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from boxcov.detections import Detections
 from boxcov.evaluate.ground_truth import GroundTruth
-from boxcov.evaluate.matching import Objects, Predictions, pair_by_distance
+from boxcov.evaluate.matching import pair_classes
 
 Array = NDArray[Any]
 DISTANCES = (0.5, 1.0, 2.0, 4.0)
@@ -31,19 +31,21 @@ def average_precision(found: Detections, truth: GroundTruth) -> dict[str, dict[f
     The first two numbers of boxes are x and y, relative to the sensor.
     """
     arrays = found.numpy()
-    centres, objects = arrays["boxes"][:, :2].astype(float), truth.boxes[:, :2]
+    reach = np.array([RANGES.get(name, DEFAULT_RANGE) for name in found.classes])
+    near = np.linalg.norm(arrays["boxes"][:, :2].astype(float), axis=1) < reach[arrays["labels"]]
+    own = [arrays[name][near] for name in ("boxes", "scores", "labels", "frame")]
+    near = np.linalg.norm(truth.boxes[:, :2], axis=1) < reach[truth.labels]
+    objects = (truth.boxes[near, :2], truth.labels[near], truth.frame[near])
+    centres, scores, labels, frame = own[0][:, :2].astype(float), *own[1:]
+    order = np.argsort(-scores, kind="stable")
+    hits = {
+        limit: pair_classes(("x", "y"), (centres, scores, labels, frame), objects, limit) >= 0
+        for limit in DISTANCES
+    }
     table: dict[str, dict[float, float]] = {}
     for label, name in enumerate(found.classes):
-        reach = RANGES.get(name, DEFAULT_RANGE)
-        rows = (arrays["labels"] == label) & (np.linalg.norm(centres, axis=1) < reach)
-        others = (truth.labels == label) & (np.linalg.norm(objects, axis=1) < reach)
-        mine = Predictions(centres[rows], arrays["scores"][rows], arrays["frame"][rows])
-        order = np.argsort(-mine.scores, kind="stable")
-        theirs = Objects(objects[others], truth.frame[others])
-        pairs = {limit: pair_by_distance(mine, theirs, limit) for limit in DISTANCES}
-        table[name] = {
-            limit: _area(pair[order] >= 0, int(others.sum())) for limit, pair in pairs.items()
-        }
+        rows, count = order[labels[order] == label], int((objects[1] == label).sum())
+        table[name] = {limit: _area(hit[rows], count) for limit, hit in hits.items()}
     return table
 
 

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
-from boxcov.evaluate.wrong_labels import disagreement as disagreement  # its earlier place
 
 Array = NDArray[Any]
 Aggregate = Literal["sum", "mean", "max"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,21 +18,6 @@ from boxcov.evaluate.records import Records
 Array = NDArray[Any]
 MIN_IOU = 0.5  # of a pair in an image
 _PLANE = [0, 1, 3, 4, 6]  # x y w l yaw among x y z w l h yaw
-
-
-class Predictions(NamedTuple):
-    """Predictions of one class."""
-
-    geometry: Array  # (n, 2) centres, or (n, 4) boxes x1 y1 x2 y2
-    scores: Array  # (n,)
-    frame: Array  # (n,)
-
-
-class Objects(NamedTuple):
-    """Objects of one class, as centres or boxes like the predictions."""
-
-    geometry: Array  # (k, 2) or (k, 4)
-    frame: Array  # (k,)
 
 
 def match(
@@ -124,87 +110,51 @@ def _rows(value: Array | None, keep: Array) -> Array | None:
     return None if value is None else np.asarray(value)[keep]
 
 
-def pair_by_distance(predictions: Predictions, objects: Objects, limit: float) -> Array:
-    """Return the index of the object paired with each prediction of one class (n,); -1 for none.
-
-    In order of decreasing score over all frames, each prediction takes the nearest free object of
-    its frame, if it is closer than ``limit`` metres. The geometry is centres in the plane; one with
-    a NaN is never paired.
-    """
-
-    def nearest(i: int, free: Array) -> int:
-        distance = np.linalg.norm(objects.geometry[free] - predictions.geometry[i], axis=1)
-        distance[np.isnan(distance)] = np.inf  # argmin would choose NaN
-        best = int(distance.argmin())
-        return best if distance[best] < limit else -1
-
-    return _pair_greedily(predictions, objects, nearest)
-
-
-def pair_by_iou(predictions: Predictions, objects: Objects) -> Array:
-    """Return the index of the object paired with each prediction of one class (n,); -1 for none.
-
-    In order of decreasing score, each prediction takes the free object of its frame with the
-    largest IoU, if that is at least ``MIN_IOU``. The geometry is boxes x1 y1 x2 y2; one with a NaN
-    is never paired.
-    """
-
-    def largest(i: int, free: Array) -> int:
-        box = np.broadcast_to(predictions.geometry[i], (len(free), 4))
-        iou = iou_2d(box, objects.geometry[free])
-        best = len(iou) - 1 - int(iou[::-1].argmax())  # the last of equal ones, as COCO does
-        return best if iou[best] >= MIN_IOU else -1
-
-    return _pair_greedily(predictions, objects, largest)
-
-
-def _pair_greedily(
-    predictions: Predictions, objects: Objects, choose: Callable[[int, Array], int]
-) -> Array:
-    """Give each prediction, in order of decreasing score, the free object that ``choose`` picks.
-
-    ``choose`` gets the number of a prediction and the free objects of its frame, and returns an
-    index into them, or -1.
-    """
-    paired = np.full(len(predictions.scores), -1)
-    free = np.ones(len(objects.frame), dtype=bool)
-    numbers, start = np.unique(np.sort(objects.frame), return_index=True)
-    groups = np.split(np.argsort(objects.frame, kind="stable"), start[1:])
-    by_frame = dict(zip(numbers.tolist(), groups))
-    empty = np.zeros(0, dtype=int)
-    for i in np.argsort(-predictions.scores, kind="stable"):
-        candidates = by_frame.get(predictions.frame[i], empty)
-        candidates = candidates[free[candidates]]
-        chosen = choose(i, candidates) if len(candidates) else -1
-        if chosen >= 0:
-            paired[i] = candidates[chosen]
-            free[candidates[chosen]] = False
-    return paired
-
-
 def pair_classes(
     fields: tuple[str, ...],
     predictions: tuple[Array, Array, Array, Array],
     objects: tuple[Array, Array, Array],
     limit: float,
 ) -> Array:
-    """Return the index of the object paired with each prediction (n,), class by class; -1 for none.
+    """Return the index of the object paired with each prediction (n,); -1 for none.
 
-    Predictions are boxes, scores, labels and frames; objects are boxes, labels and frames.
+    Predictions are boxes, scores, labels and frames; objects are boxes, labels and frames. In order
+    of decreasing score, each prediction takes the best free object of its frame and class.
     """
     boxes, scores, labels, frame = predictions
     truth_boxes, truth_labels, truth_frame = objects
     in_image = has_layout(fields, IMAGE)
-    names = IMAGE if in_image else ("x", "y")
-    geometry, truth_geometry = (b[:, columns(fields, names)] for b in (boxes, truth_boxes))
+    at = columns(fields, IMAGE if in_image else ("x", "y"))
+    own, other = boxes[:, at], truth_boxes[:, at]
+    rows = defaultdict(list)
+    for number, group in enumerate(zip(truth_frame.tolist(), truth_labels.tolist())):
+        rows[group].append(number)
+    free = {group: np.array(numbers) for group, numbers in rows.items()}
     pair = np.full(len(boxes), -1)
-    for label in np.unique(labels):
-        rows, others = np.flatnonzero(labels == label), np.flatnonzero(truth_labels == label)
-        mine = Predictions(geometry[rows], scores[rows], frame[rows])
-        theirs = Objects(truth_geometry[others], truth_frame[others])
-        found = pair_by_iou(mine, theirs) if in_image else pair_by_distance(mine, theirs, limit)
-        pair[rows[found >= 0]] = others[found[found >= 0]]
+    for i in np.argsort(-scores, kind="stable"):
+        group = frame[i], labels[i]
+        candidates = free.get(group, ())
+        if len(candidates):
+            there = other[candidates]
+            best = _largest_overlap(own[i], there) if in_image else _nearest(own[i], there, limit)
+            if best >= 0:
+                pair[i], free[group] = candidates[best], np.delete(candidates, best)
     return pair
+
+
+def _nearest(centre: Array, others: Array, limit: float) -> int:
+    """Return which of the other centres (k, 2) is nearest, -1 if none is closer than the limit."""
+    distance = np.linalg.norm(others - centre, axis=1)
+    distance[np.isnan(distance)] = np.inf  # argmin would choose NaN
+    best = int(distance.argmin())
+    return best if distance[best] < limit else -1
+
+
+def _largest_overlap(box: Array, others: Array) -> int:
+    """Return which of the other boxes (k, 4) has the largest IoU, -1 if none has ``MIN_IOU``."""
+    iou = iou_2d(np.broadcast_to(box, others.shape), others)
+    best = len(iou) - 1 - int(iou[::-1].argmax())  # the last of equal ones, as COCO does
+    return best if iou[best] >= MIN_IOU else -1
 
 
 def _iou(fields: tuple[str, ...], boxes: Array, truth: Array) -> Array:

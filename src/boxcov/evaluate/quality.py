@@ -1,6 +1,8 @@
 """Metrics of one number u per box, for the errors IoU and l2: AvU, P(A|C), P(U|I), AUROC, AUSE.
 
-The first three, the paper's, need a threshold of u; AUROC and AUSE depend on its order alone.
+The first three, the paper's, need a threshold of u; AUROC and AUSE depend on its order alone. The
+paper's curves show them over a threshold on the quantile of u, taken in a Gamma distribution fitted
+to all u of a method, so that methods with different scales of u share one axis from 0 to 1.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, import_package
 
 Array = NDArray[Any]
 METRICS = ("AvU", "P(A|C)", "P(U|I)")
@@ -55,13 +57,11 @@ def partition(accurate: Array, uncertain: Array) -> Partition:
     return Partition(AC=a - both, IC=total - a - u + both, AU=both, IU=u - both)
 
 
-def quality(
-    errors_iou: Array, errors_l2: Array, uncertainty: Array, iou_threshold: float = IOU_THRESHOLD
-) -> dict[str, dict[str, float]]:
+def quality(errors_iou: Array, errors_l2: Array, uncertainty: Array) -> dict[str, dict[str, float]]:
     """Return AvU, P(A|C), P(U|I) and the shares P(U) and P(A) for both errors.
 
     errors_iou: (n,) IoU of each prediction with its object, 0 without an object. A prediction is
-        accurate if its IoU is at least ``iou_threshold``.
+        accurate if its IoU is at least 0.4.
     errors_l2: (n,) distance between the centres, NaN without an object. Only predictions with an
         object count; they are accurate if the distance is below the mean distance.
     uncertainty: (n,) a prediction is certain if its value is below the mean over all predictions.
@@ -73,29 +73,27 @@ def quality(
     >>> found["P(U|I)"]
     {'IoU': 0.5, 'l2': 0.0}
     """
-    parts = partitions(errors_iou, errors_l2, uncertainty, iou_threshold)
+    parts = partitions(errors_iou, errors_l2, uncertainty)
     by_error = {error: part.metrics() for error, part in parts.items()}
     return {
         metric: {error: by_error[error][metric] for error in ERRORS} for metric in METRICS + SHARES
     }
 
 
-def partitions(
-    errors_iou: Array, errors_l2: Array, uncertainty: Array, iou_threshold: float = IOU_THRESHOLD
-) -> dict[str, Partition]:
+def partitions(errors_iou: Array, errors_l2: Array, uncertainty: Array) -> dict[str, Partition]:
     """Return the partition behind ``quality`` for each error."""
     u = check_arrays(errors_iou, errors_l2, uncertainty)
     uncertain = ~(u < clipped_mean(u))
     paired = ~np.isnan(errors_l2)
     return {
-        "IoU": partition(accurate_iou(errors_iou, iou_threshold), uncertain),
+        "IoU": partition(accurate_iou(errors_iou), uncertain),
         "l2": partition(accurate_l2(np.asarray(errors_l2)[paired]), uncertain[paired]),
     }
 
 
-def accurate_iou(iou: Array, threshold: float = IOU_THRESHOLD) -> Array:
-    """Return which predictions (n,) have an IoU of at least ``threshold``."""
-    return np.asarray(iou) >= threshold
+def accurate_iou(iou: Array) -> Array:
+    """Return which predictions (n,) have an IoU of at least 0.4."""
+    return np.asarray(iou) >= IOU_THRESHOLD
 
 
 def accurate_l2(distance: Array) -> Array:
@@ -202,3 +200,79 @@ def _sparsification(error: Array, value_ranks: Array) -> Array:
     total = np.bincount(value_ranks, weights=error)
     mean = total / np.maximum(count, 1)
     return np.cumsum(np.repeat(mean, count)) / np.arange(1, len(error) + 1)
+
+
+# curves over a threshold
+
+
+def quantiles(uncertainty: Array) -> Array:
+    """Return each u (n,) as its quantile in the Gamma distribution fitted to all of them.
+
+    The fit is the most likely one, without zeros and infinities. If the other values are equal,
+    their quantile is 0.5.
+    """
+    u = np.asarray(uncertainty, dtype=float)
+    if np.isnan(u).any() or (u < 0).any():
+        raise BoxcovError(
+            "a Gamma distribution needs uncertainties of 0 or more, got a minimum of "
+            f"{np.nanmin(u)} and {np.isnan(u).sum()} NaN"
+        )
+    top = u[np.isfinite(u)].max(initial=0)
+    u = u / (top or 1)  # so that sums do not overflow
+    positive = u[(u > 0) & np.isfinite(u)]
+    spread = np.ptp(positive) if len(positive) else 0
+    if not spread:
+        value = float(top > 0)  # 1 after the division, or 0
+        return np.where(u == value, 0.5, u > value)
+    gamma = import_package("scipy.stats").gamma
+    if spread > 1e-4:
+        shape, _, scale = gamma.fit(positive, floc=0)
+    else:  # the likelihood cancels, and the moments give the same fit
+        scale = positive.var() / positive.mean()
+        shape = positive.mean() / scale
+    return gamma.cdf(u, shape, scale=scale)
+
+
+class Curves(NamedTuple):
+    """The metrics over thresholds (T,): ``values["P(U|I)"]["IoU"]`` is (T,)."""
+
+    thresholds: Array
+    values: dict[str, dict[str, Array]]
+
+
+def curves(
+    errors_iou: Array,
+    errors_l2: Array,
+    uncertainty: Array,
+    *,
+    points: int = 101,
+    by_quantile: bool = True,
+) -> Curves:
+    """Return AvU, P(A|C), P(U|I), P(U) and P(A) at ``points`` thresholds from 0 to 1.
+
+    A prediction is uncertain if the quantile of its u is at least the threshold. The arrays (n,)
+    are those of ``quality``; a metric is NaN where its denominator is 0. by_quantile: False for a u
+    that is a probability, such as the risk, which is then compared with the threshold itself.
+
+    >>> iou, l2, u = np.array([0.8, 0.1]), np.array([0.2, 0.9]), np.array([1.0, 2.0])
+    >>> found = curves(iou, l2, u, points=3)
+    >>> found.thresholds.tolist(), found.values["AvU"]["IoU"].tolist()
+    ([0.0, 0.5, 1.0], [0.5, 1.0, 0.5])
+    """
+    u = check_arrays(errors_iou, errors_l2, uncertainty)
+    quantile = quantiles(u) if by_quantile else u
+    paired = ~np.isnan(errors_l2)
+    cases = {
+        "IoU": (accurate_iou(errors_iou), quantile),
+        "l2": (accurate_l2(np.asarray(errors_l2)[paired]), quantile[paired]),
+    }
+    thresholds = np.linspace(0, 1, points)
+    rows = {
+        error: [partition(accurate, q >= t).metrics() for t in thresholds]
+        for error, (accurate, q) in cases.items()
+    }
+    values = {
+        name: {error: np.array([row[name] for row in rows[error]]) for error in ERRORS}
+        for name in METRICS + SHARES
+    }
+    return Curves(thresholds, values)

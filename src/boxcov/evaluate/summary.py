@@ -1,8 +1,11 @@
-"""All metrics of a method's Records, as plain dicts for tables, JSON and the report."""
+"""All metrics of methods, as plain dicts for tables, JSON and the report.
+
+``summarise`` is for one method; ``table`` has a row for each, its chance level and baselines.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -10,14 +13,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcov.evaluate.covariance_metrics import LEVELS, covariance_metrics, student_nll
-from boxcov.evaluate.intervals import (
-    Chance,
-    bootstrap,
-    partition_chance,
-    shuffle_chance,
+from boxcov.evaluate.baselines import (
+    covariance_features,
+    one_minus_score,
+    score_and_size,
+    signal_features,
+    signals_alone,
 )
-from boxcov.evaluate.probability_metrics import region_coverage
+from boxcov.evaluate.covariance_metrics import (
+    LEVELS,
+    covariance_metrics,
+    region_coverage,
+    student_nll,
+)
+from boxcov.evaluate.intervals import Chance, bootstrap, partition_chance, shuffle_chance
 from boxcov.evaluate.quality import (
     ERRORS,
     METRICS,
@@ -37,6 +46,21 @@ Array = NDArray[Any]
 RANKINGS = ("AUROC", "AUSE")
 MEASURES = METRICS + SHARES + RANKINGS  # each for every error
 RANGE_EDGES = (0, 15, 30, 50)  # metres
+SIZE, SIGNALS = "score + size", "score + size + signals"
+# of the epistemic covariance, as a Gaussian, and of the error model, in the same order
+COVARIANCE_METRICS = ("NLL", "ENCE", *(f"coverage {level:.0%}" for level in LEVELS), "ANEES")
+ERROR_MODEL_METRICS = (
+    "NLL Student-t",
+    "ENCE predictive",
+    *(f"coverage {level:.0%} regions" for level in LEVELS),
+    "ANEES predictive",
+)
+ERROR_DISTRIBUTIONS = {
+    "epistemic, Gaussian": COVARIANCE_METRICS,
+    "error model, Student-t": ERROR_MODEL_METRICS,
+}
+MEASURE_COLUMNS = tuple(f"{name} {error}" for name in METRICS + RANKINGS for error in ERRORS)
+COLUMNS = MEASURE_COLUMNS + COVARIANCE_METRICS + ERROR_MODEL_METRICS
 _CELLS = [(name, error) for name in MEASURES for error in ERRORS]
 
 
@@ -58,15 +82,11 @@ def summarise(records: Records, replicates: int = 200, seed: int = 0) -> dict[st
     >>> summary["boxes"], summary["paired"], summary["AUROC"]["IoU"]["value"]
     (2, 1, 1.0)
     """
-    statistics = _statistics(records)
-    values = statistics(np.arange(len(records)))
-    low, high = bootstrap(statistics, records.frame, replicates=replicates, seed=seed)
+    cells = _with_intervals(_statistics(records), (records,), replicates, seed)
     chances = _chances(records, replicates, seed)
-    cells: dict[str, dict[str, Any]] = {name: {} for name in MEASURES}
-    for (name, error), *interval in zip(_CELLS, values.tolist(), low.tolist(), high.tolist()):
+    for name, error in _CELLS:
         chance = chances.get((name, error), Chance(*3 * [float("nan")]))
-        keys = ("value", "low", "high", "chance", "chance_low", "chance_high")
-        cells[name][error] = dict(zip(keys, (*interval, *chance)))
+        cells[name][error] |= dict(zip(("chance", "chance_low", "chance_high"), chance))
     return without_nan(
         {
             "boxes": len(records),
@@ -121,11 +141,19 @@ def compare(
     def difference(rows_a: Array, rows_b: Array) -> Array:
         return of_a(rows_a) - of_b(rows_b)
 
-    values = difference(np.arange(len(a)), np.arange(len(b)))
-    low, high = bootstrap(difference, a.frame, b.frame, replicates=replicates, seed=seed)
+    return without_nan(_with_intervals(difference, (a, b), replicates, seed))
+
+
+def _with_intervals(
+    statistic: Callable[..., Array], methods: tuple[Records, ...], replicates: int, seed: int
+) -> dict[str, dict[str, Any]]:
+    """Return value, low and high of each of ``_CELLS``, a function of rows of each method."""
+    values = statistic(*(np.arange(len(records)) for records in methods))
+    frames = (records.frame for records in methods)
+    low, high = bootstrap(statistic, *frames, replicates=replicates, seed=seed)
     found: dict[str, dict[str, Any]] = {name: {} for name in MEASURES}
     for (name, error), *interval in zip(_CELLS, values.tolist(), low.tolist(), high.tolist()):
-        found[name][error] = without_nan(dict(zip(("value", "low", "high"), interval)))
+        found[name][error] = dict(zip(("value", "low", "high"), interval))
     return found
 
 
@@ -196,3 +224,126 @@ def _region_coverage(records: Records) -> dict[str, float] | None:
         str(level): region_coverage(errors[paired], records.regions[paired, i])
         for i, level in enumerate(LEVELS)
     }
+
+
+# the table of all methods
+
+
+def table(
+    methods: Mapping[str, Records], replicates: int = 200, seed: int = 0
+) -> list[dict[str, Any]]:
+    """Return one row per method and baseline, each followed by its chance level (u shuffled).
+
+    A row has ``method`` (its name), ``kind`` ("method", "baseline", "combined", "chance" or
+    "difference"), ``boxes``, ``paired``, and per column of ``COLUMNS`` a dict of value, low and
+    high, or None. Baselines are 1 - score, the cross-validated score + size and, if the detector
+    has signals, these alone and with score + size, once per distinct set of boxes. "combined" adds
+    a method's log variances to score + size and to score + size + signals; "difference" is combined
+    minus that baseline, with the interval of the difference.
+
+    >>> from boxcov.evaluate.matching import match
+    >>> box, zero = np.array([[0.0, 0.0, 4.0, 4.0]]), np.zeros(1, int)
+    >>> fields, scores = ("x1", "y1", "x2", "y2"), np.array([0.9])
+    >>> found = match(box, scores, zero, zero, box, zero, zero, fields, ("car",), np.ones(1))
+    >>> [row["method"] for row in table({"exact": found}, replicates=2) if row["kind"] != "chance"]
+    ['exact', '1 - score', 'score + size']
+    """
+    entries, combined = _table_entries(methods, seed)
+    rows = []
+    for name, kind, records in entries:
+        summary = summarise(records, replicates, seed)
+        rows.append({"method": name, "kind": kind, **_row(summary, "value", "low", "high")})
+        rows[-1] |= _covariance_cells(summary)
+        chance = _row(summary, "chance", "chance_low", "chance_high")
+        rows.append({"method": f"{name}, shuffled", "kind": "chance", **chance})
+    for name, of, records, baseline in combined:
+        row = {"method": f"{name}, minus {of}", "kind": "difference", "boxes": len(records)}
+        row |= {"paired": int(records.paired.sum()), **dict.fromkeys(COLUMNS)}
+        rows.append(row | _measure_cells(compare(records, baseline, replicates, seed)))
+    return rows
+
+
+def _table_entries(
+    methods: Mapping[str, Records], seed: int
+) -> tuple[list[tuple[str, str, Records]], list[tuple[str, str, Records, Records]]]:
+    """Return (name, kind, records) per row, and per difference the names and records of both."""
+    entries = [(name, "method", records) for name, records in methods.items()]
+    baselines: list[tuple[Records, dict[str, Records]]] = []  # records, and their baselines
+    combined = []
+    for name, records in methods.items():
+        known = next((base for other, base in baselines if _same_boxes(records, other)), None)
+        if known is None:
+            suffix = f" ({name})" if baselines else ""
+            known = _baselines(records, seed)
+            baselines.append((records, known))
+            entries += [(f"{base}{suffix}", "baseline", rows) for base, rows in known.items()]
+        suffix = f" ({name})" if len(methods) > 1 else ""
+        combined += [
+            (f"{base} + covariance{suffix}", base, rows, known[base])
+            for base, rows in _with_covariance(records, seed).items()
+            if base in known
+        ]
+    entries += [(name, "combined", records) for name, _, records, _ in combined]
+    return entries, combined
+
+
+def _baselines(records: Records, seed: int) -> dict[str, Records]:
+    """Return the baselines of a set of boxes by name."""
+    found = {"1 - score": one_minus_score(records), SIZE: score_and_size(records, seed=seed)}
+    if records.signals is not None:
+        found["signals"] = signals_alone(records, seed=seed)
+        found[SIGNALS] = score_and_size(records, signal_features(records), seed=seed)
+    return found
+
+
+def _with_covariance(records: Records, seed: int) -> dict[str, Records]:
+    """Return baselines with the log variances of a method as further columns, by name."""
+    if records.covariance is None:
+        return {}
+    columns = covariance_features(records)
+    found = {SIZE: score_and_size(records, columns, seed=seed)}
+    if records.signals is not None:
+        columns = np.concatenate([columns, signal_features(records)], 1)
+        found[SIGNALS] = score_and_size(records, columns, seed=seed)
+    return found
+
+
+def _row(summary: dict[str, Any], value: str, low: str, high: str) -> dict[str, Any]:
+    """Return the counts and the cells of one row, under the given keys of the summary's cells."""
+    measures = {**summary["quality"], "AUROC": summary["AUROC"], "AUSE": summary["AUSE"]}
+    cells = {
+        column: {"value": cell[value], "low": cell[low], "high": cell[high]}
+        for column, cell in _measure_cells(measures).items()
+    }
+    counts = {"boxes": summary["boxes"], "paired": summary["paired"]}
+    return {**counts, **dict.fromkeys(COLUMNS), **cells}
+
+
+def _measure_cells(measures: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        f"{name} {error}": cell
+        for name in METRICS + RANKINGS
+        for error, cell in measures[name].items()
+    }
+
+
+def _covariance_cells(summary: dict[str, Any]) -> dict[str, Any]:
+    epistemic, predictive, regions = map(summary.get, ("covariance", "predictive", "regions"))
+    values: dict[str, Any] = {}
+    if epistemic is not None:
+        inside = [epistemic["coverage"][str(level)] for level in LEVELS]
+        numbers = (epistemic["NLL"], epistemic["ENCE"], *inside, epistemic["ANEES"])
+        values |= dict(zip(COVARIANCE_METRICS, numbers))
+    if predictive is not None:
+        values["NLL Student-t"] = predictive["NLL"]
+        values |= {f"{name} predictive": predictive[name] for name in ("ENCE", "ANEES")}
+    for level, share in (regions or {}).items():
+        values[f"coverage {float(level):.0%} regions"] = share
+    return {name: {"value": value, "low": None, "high": None} for name, value in values.items()}
+
+
+def _same_boxes(a: Records, b: Records) -> bool:
+    return all(
+        np.array_equal(getattr(a, name), getattr(b, name))
+        for name in ("boxes", "scores", "labels", "frame", "iou")
+    )

@@ -22,7 +22,6 @@ from boxcov.box_layout import columns
 from boxcov.data.poses import Pose, transform_detections
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
-from boxcov.export.covariance_choice import check_known
 from boxcov.result_check import check_result
 
 
@@ -98,8 +97,7 @@ def _add_residual(
         if detections.predictive is None:
             raise BoxcovError(
                 "the epistemic covariance alone is no measurement noise R: it leaves out the noise "
-                "of sensor and labels. Use calibrated detections (boxcov "
-                "calibrate), or pass variances by field: residual={'x': 0.04, ...}"
+                "of sensor and labels. Run boxcov calibrate, or pass residual={'x': 0.04, ...}"
             )
         return detections, "predictive"
     if detections.predictive is not None:
@@ -108,10 +106,7 @@ def _add_residual(
             "already. Leave out residual="
         )
     if detections.covariance is None:
-        raise BoxcovError(
-            "these are plain detections without a covariance: make them with MCGLM, ExactGLM, GLM "
-            "or MCI"
-        )
+        raise BoxcovError("these are plain detections: make them with MCGLM, ExactGLM, GLM or MCI")
     C = detections.covariance.detach().double()
     noise = _residual_matrix(residual, detections.fields, C)
     return replace(detections, predictive=C + noise), "given"
@@ -129,17 +124,26 @@ def _residual_matrix(
                 f"{tuple(C.shape)}"
             )
         return residual.detach().to(C)
-    missing = [name for name in fields if name not in residual]
-    unknown = sorted(set(residual) - set(fields))
-    if missing or unknown:
-        problem = f"missing: {', '.join(missing)}" if missing else f"unknown: {', '.join(unknown)}"
+    if set(residual) != set(fields):
         raise BoxcovError(
-            f"residual must have one variance for each field of {', '.join(fields)}; {problem}"
+            f"residual must have one variance for each field of {', '.join(fields)}, and has "
+            f"{', '.join(residual)}"
         )
     values = torch.tensor([float(residual[name]) for name in fields]).to(C)
     if not bool((values.isfinite() & (values >= 0)).all()):
         raise BoxcovError(f"residual variances must be finite and at least 0, got {dict(residual)}")
     return torch.diag(values)
+
+
+def check_known(C: Tensor, fields: Sequence[str], way_out: str) -> None:
+    """Raise if a predictive covariance (m, f, f) of ``fields`` is NaN, and say why."""
+    is_unknown = C.diagonal(dim1=1, dim2=2).isnan().any(0).tolist()
+    unknown = [name for name, is_nan in zip(fields, is_unknown) if is_nan]
+    if unknown:
+        raise BoxcovError(
+            f"the predictive covariance of {', '.join(unknown)} is NaN: the calibration frames "
+            "have too few labels of it. Calibrate on frames with such labels, or " + way_out
+        )
 
 
 def _check_positive_definite(z: Tensor, R: Tensor, names: tuple[str, ...]) -> None:

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import cos, sin
-from typing import Any
+from typing import Any, Literal
+from warnings import warn
 
 import torch
 from torch import Tensor
@@ -27,8 +28,9 @@ from torch import Tensor
 from boxcov.box_layout import IMAGE, SPACE, columns, find_layout
 from boxcov.concatenation import check_single_frame
 from boxcov.detections import Detections
-from boxcov.errors import BoxcovError
-from boxcov.export.covariance_choice import CovarianceKind, check_known, select_covariance
+from boxcov.errors import BoxcovError, BoxcovWarning, check_choice
+from boxcov.export.kalman import check_known
+from boxcov.result_check import check_result
 
 AUTOWARE = {
     "unknown": 0,
@@ -50,6 +52,7 @@ _NO_TWIST: dict[str, Any] = {
     "covariance": [0.0] * 36,
 }
 
+CovarianceKind = Literal["predictive", "epistemic"]
 Stamp = float | tuple[int, int]
 """Seconds, or whole seconds and nanoseconds."""
 
@@ -94,7 +97,7 @@ def poses(
     ({'x': 1.0, 'y': 1.0, 'z': 1.0}, 36, 1.0)
     """
     boxes = _boxes_of(detections, SPACE).tolist()
-    C = _selected_covariance(detections, covariance, ("x", "y", "z", "yaw"))
+    C = _known_covariance(detections, covariance, ("x", "y", "z", "yaw"))
     rows = _in_pose_order(C, (0, 1, 2, 5), _TILT_VARIANCE)
     return [
         _pose_with_covariance((x, y, z), yaw, row) for (x, y, z, *_, yaw), row in zip(boxes, rows)
@@ -150,7 +153,7 @@ def detection2d_array(
     corners = _boxes_of(detections, IMAGE)
     check_single_frame(detections, "a message")
     top = header(frame_id, stamp)
-    C = _selected_covariance(detections, covariance, IMAGE)
+    C = _known_covariance(detections, covariance, IMAGE)
     J = torch.tensor([[0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5]], dtype=torch.float64)  # of the centre
     boxes = []
     for (x1, y1, x2, y2), row in zip(corners.tolist(), _in_pose_order(J @ C @ J.T)):
@@ -245,11 +248,8 @@ def _twists(detections: Detections, covariance: CovarianceKind) -> list[dict[str
     R = torch.stack([yaw.cos(), yaw.sin(), -yaw.sin(), yaw.cos()], 1).view(-1, 2, 2)  # by -yaw
     velocity = torch.stack([detections.field(name) for name in ("vx", "vy")], 1)
     velocity = (R @ velocity.detach().cpu().double().unsqueeze(2)).squeeze(2)
-    C = (
-        R
-        @ _selected_covariance(detections, covariance, ("vx", "vy"), may_miss=True)
-        @ R.transpose(1, 2)
-    )
+    C = _select_covariance(detections, covariance, ("vx", "vy"))
+    C = R @ C.masked_fill(C.isnan(), 0.0) @ R.transpose(1, 2)  # NaN: without labels of it
     is_known = velocity.isfinite().all(1).tolist()
     return [
         {"twist": {"linear": {"x": x, "y": y, "z": 0.0}, "angular": _ORIGIN}, "covariance": row}
@@ -297,19 +297,48 @@ def _hypothesis(detections: Detections, row: int) -> dict[str, Any]:
     return {"class_id": name, "score": float(detections.scores[row])}
 
 
-def _selected_covariance(
-    detections: Detections, kind: CovarianceKind, fields: tuple[str, ...], may_miss: bool = False
+def _known_covariance(
+    detections: Detections, kind: CovarianceKind, fields: tuple[str, ...]
 ) -> Tensor:
-    """Return the covariance (m, f, f) of some fields, finite, in float64 on the CPU.
-
-    may_miss: the covariance of fields without labels is 0 instead of an error.
-    """
-    index = columns(detections.fields, fields)
-    C = select_covariance(detections, kind).detach().cpu().double()[:, index][:, :, index]
-    if may_miss:
-        return C.masked_fill(C.isnan(), 0.0)
+    """Return the covariance (m, f, f) of some fields; raise if it is not known."""
+    C = _select_covariance(detections, kind, fields)
     check_known(C, fields, "pass covariance='epistemic'")
     return C
+
+
+def _select_covariance(
+    detections: Detections, kind: CovarianceKind, fields: tuple[str, ...]
+) -> Tensor:
+    """Return the covariance (m, f, f) of some fields, in float64 on the CPU.
+
+    The default is the covariance of the errors, because that is what a reader of a message
+    expects. The epistemic covariance must be requested.
+    """
+    check_choice("covariance", kind, CovarianceKind)
+    check_result(detections, "these detections cannot be exported")
+    C = detections.predictive if kind == "predictive" else detections.covariance
+    if C is None and kind == "predictive" and detections.covariance is not None:
+        raise BoxcovError(
+            "these detections have the epistemic covariance alone, which leaves out the noise of "
+            "sensor and labels: a reader would trust the boxes too much. Calibrate (boxcov "
+            "calibrate), or pass covariance='epistemic'"
+        )
+    if C is None:
+        raise BoxcovError(
+            f"these detections have no {kind} covariance: make them with MCGLM, ExactGLM, GLM or "
+            "MCI"
+        )
+    clipped = int(detections.clipped.any(1).sum())
+    if kind == "epistemic" and clipped:
+        warn(
+            f"{clipped} of {len(detections)} boxes are clipped at the image border: their epistemic"
+            " covariance is 0 in the clipped sides, as if these were known. Calibrated detections "
+            "have a variance there",
+            BoxcovWarning,
+            stacklevel=4,
+        )
+    index = columns(detections.fields, fields)
+    return C.detach().cpu().double()[:, index][:, :, index]
 
 
 def _boxes_of(detections: Detections, fields: tuple[str, ...]) -> Tensor:

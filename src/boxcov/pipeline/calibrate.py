@@ -21,9 +21,8 @@ from boxcov.error_model.calibrate import (
 from boxcov.error_model.model import ErrorModel
 from boxcov.error_model.network import FOLDS, Progress, TrainingOptions
 from boxcov.errors import BoxcovError
-from boxcov.evaluate.covariance_metrics import LEVELS
+from boxcov.evaluate.covariance_metrics import LEVELS, probability_metrics, region_coverage
 from boxcov.evaluate.ground_truth import match_detections
-from boxcov.evaluate.probability_metrics import probability_metrics, region_coverage
 from boxcov.evaluate.records import Records
 from boxcov.pipeline.detectors import load_detector, match_source, warn_if_implausible
 from boxcov.pipeline.frames import default_calibration_split, frames_name, load_labelled_frames

@@ -12,7 +12,7 @@ from boxcov.data.loader import load_items
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.ground_truth import GroundTruth
-from boxcov.evaluate.method_table import table
+from boxcov.evaluate.summary import table
 from boxcov.input_file import reading
 from boxcov.pipeline.block_store import BlockStore
 from boxcov.pipeline.frames import (

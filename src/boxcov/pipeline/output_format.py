@@ -9,7 +9,6 @@ from typing import Any
 
 from boxcov.box_layout import IMAGE, SPACE, find_layout
 from boxcov.data import coco, kitti, nuscenes
-from boxcov.data.coco.results import ALIASES
 from boxcov.data.poses import BOX_FIELDS, transform_detections
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError, import_package
@@ -92,7 +91,7 @@ def _write_results(format: str, out: Path, frames: Any, found: Detections) -> No
     if format == "nuscenes":
         nuscenes.write_results(out, frames, per_frame)
     elif format == "coco":
-        coco.write_results(out, frames, per_frame, also=ALIASES)
+        coco.write_results(out, frames, per_frame)
     elif isinstance(frames, KittiAsNuScenes):
         kitti.write_results(out, frames.frames, (detections_to_kitti(one) for one in per_frame))
     else:

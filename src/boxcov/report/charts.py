@@ -10,10 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from boxcov.errors import import_package
-from boxcov.evaluate.covariance_metrics import LEVELS, coverage, gaussian_fit
-from boxcov.evaluate.curves import curves
-from boxcov.evaluate.probability_metrics import region_coverage
-from boxcov.evaluate.quality import ERRORS, METRICS
+from boxcov.evaluate.covariance_metrics import LEVELS, coverage, gaussian_fit, region_coverage
+from boxcov.evaluate.quality import ERRORS, METRICS, curves
 from boxcov.evaluate.records import Records
 from boxcov.report.study import Study, thin_points
 from boxcov.report.tables import ERROR_NAMES

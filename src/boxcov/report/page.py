@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from boxcov.detections import Detections
-from boxcov.evaluate.method_table import table
-from boxcov.evaluate.summary import class_groups, range_groups
+from boxcov.evaluate.summary import class_groups, range_groups, table
 from boxcov.files import write_text
 from boxcov.plain_text import printable
 from boxcov.report.charts import (

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from boxcov.evaluate.covariance_metrics import LEVELS
-from boxcov.evaluate.method_table import COVARIANCE_METRICS, ERROR_DISTRIBUTIONS
 from boxcov.evaluate.quality import ERRORS, METRICS
-from boxcov.evaluate.summary import RANKINGS
+from boxcov.evaluate.summary import COVARIANCE_METRICS, ERROR_DISTRIBUTIONS, RANKINGS
 from boxcov.report.verdict import Headline
 
 Cell = str | tuple[str, str]  # text, or text and small text below it

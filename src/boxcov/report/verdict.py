@@ -11,8 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from boxcov.box_layout import IMAGE
-from boxcov.evaluate.covariance_metrics import LEVELS, coverage, gaussian_fit
-from boxcov.evaluate.probability_metrics import calibration_error, region_coverage
+from boxcov.evaluate.covariance_metrics import (
+    LEVELS,
+    calibration_error,
+    coverage,
+    gaussian_fit,
+    region_coverage,
+)
 from boxcov.evaluate.quality import auroc
 from boxcov.evaluate.records import Records
 from boxcov.report.study import Study

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from boxcov.box_layout import IMAGE, find_layout
 from boxcov.data.coco.sequence import Coco
 from boxcov.data.covariance_json import (
     covariance_meta,
@@ -25,19 +26,15 @@ from boxcov.errors import BoxcovError
 from boxcov.files import to_json, write_text
 from boxcov.input_file import read_json, reading
 
-IMAGE_FIELDS = ("x1", "y1", "x2", "y2")
 RESULT_FIELDS = ("x", "y", "w", "h")
 _RESULT_SOURCES = {"x": "x1", "y": "y1", "w": None, "h": None}
 _IMAGE_SOURCES = {"x1": "x", "y1": "y", "x2": None, "y2": None}
-ALIASES = ("bbox_covar", "covars")
 _TO_SIZE = torch.tensor(
     [[1.0, 0, 0, 0], [0, 1, 0, 0], [-1, 0, 1, 0], [0, -1, 0, 1]], dtype=torch.float64
 )  # x1 y1 x2 y2 to x y w h
 
 
-def write_results(
-    path: str | Path, frames: Coco, detections: Iterable[Detections], also: Sequence[str] = ()
-) -> None:
+def write_results(path: str | Path, frames: Coco, detections: Iterable[Detections]) -> None:
     """Write detections to COCO's result file, one ``Detections`` per frame of ``frames``.
 
     The detections are ``x1 y1 x2 y2``, with or without ``logit``, in the pixels of the detector's
@@ -47,28 +44,21 @@ def write_results(
     names the sides without a variance, because the detector clipped them at the image border. How
     the covariances were computed is written to ``NAME.meta.json`` in the same folder.
 
-    ``also`` adds the covariance under names that other tools read: ``bbox_covar`` (4 rows, of
-    x y w h) and ``covars`` (2 x 2, of each of the two corners). These tools use it as the
-    covariance of the error: it is the predictive one if there is one; ``also`` in the meta file
-    says which.
+    The covariance also has names that other tools read: ``bbox_covar`` (4 rows, of x y w h) and
+    ``covars`` (2 x 2, of each of the two corners). These tools use it as the covariance of the
+    error: it is the predictive one if there is one; ``also`` in the meta file says which.
     """
     path = Path(path)
-    unknown = sorted(set(also) - set(ALIASES))
-    if unknown:
-        raise BoxcovError(
-            f"no other name {', '.join(unknown)} for the covariance: choose from "
-            f"{', '.join(ALIASES)}"
-        )
     entries: list[dict[str, Any]] = []
     meta: dict[str, Any] = {}
     names = [str(number) for number in frames.image_ids]
     for item, (name, found) in enumerate(pair_with_frames(names, detections, frames.classes)):
         in_image = _in_image(name, found, frames.scale(item))
-        meta = meta or covariance_meta(in_image, RESULT_FIELDS, "image")
-        if meta and also:
+        meta = covariance_meta(in_image, RESULT_FIELDS, "image")
+        if meta:
             source = "covariance" if in_image.predictive is None else "predictive"
-            meta["also"] = dict.fromkeys(also, source)
-        for entry, sides in zip(_entries(name, in_image, frames, also), found.clipped.tolist()):
+            meta["also"] = dict.fromkeys(("bbox_covar", "covars"), source)
+        for entry, sides in zip(_entries(name, in_image, frames), found.clipped.tolist()):
             clipped = [side for side, is_clipped in zip(found.fields, sides) if is_clipped]
             entries.append({**entry, "clipped": clipped} if clipped else entry)
     write_text(path, to_json(entries))
@@ -107,18 +97,13 @@ def to_image(boxes: Tensor, scale: float) -> tuple[Tensor, Tensor]:
 
 
 def _in_image(name: str, found: Detections, scale: float) -> Detections:
-    if found.fields[:4] != IMAGE_FIELDS or found.fields[4:] not in ((), ("logit",)):
-        raise BoxcovError(
-            f"image {name}: boxes have the fields {' '.join(found.fields)}: COCO takes "
-            f"{' '.join(IMAGE_FIELDS)}"
-        )
+    layouts = (IMAGE, (*IMAGE, "logit"))
+    find_layout(found.fields, layouts, f"image {name}: COCO", exact=True)
     boxes, J = to_image(found.boxes[:, :4], scale)
     return propagate(found.to("cpu"), boxes, J, _RESULT_SOURCES)
 
 
-def _entries(
-    name: str, found: Detections, frames: Coco, also: Sequence[str]
-) -> list[dict[str, Any]]:
+def _entries(name: str, found: Detections, frames: Coco) -> list[dict[str, Any]]:
     category_ids = dict(zip(frames.classes, frames.category_ids))
     numbers = (found.labels.tolist(), nine_digits(found.boxes), found.scores.tolist())
     entries = []
@@ -131,9 +116,8 @@ def _entries(
             **covariance,
         }
         error = covariance.get("predictive", covariance.get("covariance"))
-        if error is not None and "bbox_covar" in also:
+        if error is not None:
             entry["bbox_covar"] = [error[4 * row : 4 * row + 4] for row in range(4)]
-        if error is not None and "covars" in also:
             entry["covars"] = _corner_covariances(error)
         entries.append(entry)
     return entries
@@ -163,7 +147,7 @@ def _read_frame(
     found = propagate(in_image, boxes, J.expand(len(entries), 4, 4), _IMAGE_SOURCES)
     if found.covariance is None:
         return found
-    clipped = [[side in entry.get("clipped", ()) for side in IMAGE_FIELDS] for entry in entries]
+    clipped = [[side in entry.get("clipped", ()) for side in IMAGE] for entry in entries]
     fixed = torch.tensor(clipped, dtype=torch.bool).reshape(-1, 4)
     # exactly 0 again: the conversion from x y w h has rounded
     covariance = found.covariance.masked_fill(fixed[:, :, None] | fixed[:, None, :], 0.0)

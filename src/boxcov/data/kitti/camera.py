@@ -23,7 +23,6 @@ CAMERA_FIELDS = ("h", "w", "l", "x", "y", "z", "rotation_y")  # the order of a l
 # the heading (cos, sin, 0) of rotation_y is (cos, 0, -sin) in the camera frame, whose y points down
 _UPRIGHT = torch.tensor([[1.0, 0, 0], [0, 0, 1], [0, -1, 0]], dtype=torch.float64)
 _AXES = torch.tensor([[0.0, -1, 0], [0, 0, -1], [1, 0, 0]])  # from LiDAR to camera, roughly
-_SIZES = {"R0_rect": 9, "Tr_velo_to_cam": 12, "P2": 12}
 
 
 @dataclass(frozen=True)
@@ -36,9 +35,7 @@ class CameraCalibration:
 
 def read_calibration(path: Path) -> CameraCalibration:
     """Read a file of the folder ``calib``."""
-    entries = _entries(path)
-    R0, Tr, P2 = (_matrix(path, name, entries.get(name), size) for name, size in _SIZES.items())
-    R0, Tr = R0.reshape(3, 3), Tr.reshape(3, 4)
+    R0, Tr, P2 = (_matrix(path, name) for name in ("R0_rect", "Tr_velo_to_cam", "P2"))
     R = R0 @ Tr[:, :3]
     if not torch.allclose(R @ R.T, torch.eye(3, dtype=R.dtype), atol=1e-2):
         raise BoxcovError(
@@ -50,12 +47,12 @@ def read_calibration(path: Path) -> CameraCalibration:
             f"{path}: R0_rect and Tr_velo_to_cam do not lead from a LiDAR (x ahead, y left, z up) "
             "to a camera (x right, y down, z ahead): is it the inverse, or of another data set?"
         )
-    return CameraCalibration(Pose(R, R0 @ Tr[:, 3]), P2.reshape(3, 4))
+    return CameraCalibration(Pose(R, R0 @ Tr[:, 3]), P2)
 
 
 def read_imu_pose(path: Path) -> Pose:
     """Return the pose from the inertial system to the LiDAR, of a file of the folder ``calib``."""
-    Tr = _matrix(path, "Tr_imu_to_velo", _entries(path).get("Tr_imu_to_velo"), 12).reshape(3, 4)
+    Tr = _matrix(path, "Tr_imu_to_velo")
     return Pose(Tr[:, :3], Tr[:, 3])
 
 
@@ -112,25 +109,23 @@ def image_boxes(rows: Tensor, P2: Tensor, width: int, height: int) -> Tensor:
     return torch.stack(low + high, 1).where(in_front.any(1, keepdim=True), 0)
 
 
-def _entries(path: Path) -> dict[str, str]:
-    """Return the numbers of each line as text, by name."""
+def _matrix(path: Path, name: str) -> Tensor:
+    """Return the matrix (3, 4) of a line of the file, (3, 3) for R0_rect."""
     try:
         lines = read_bytes(path).decode("ascii", errors="replace").splitlines()
     except OSError as error:
         raise BoxcovError(
             f"{path}: cannot be read ({error.strerror}): unpack the calibration archive there"
         ) from None
-    return dict(line.split(":", 1) for line in lines if ":" in line)
-
-
-def _matrix(path: Path, name: str, text: str | None, size: int) -> Tensor:
+    text = dict(line.split(":", 1) for line in lines if ":" in line).get(name, "")
+    columns = 3 if name == "R0_rect" else 4
     try:
-        values = [float(word) for word in (text or "").split()]
+        values = [float(word) for word in text.split()]
     except ValueError:
         values = []
-    if len(values) != size or not all(map(isfinite, values)):
+    if len(values) != 3 * columns or not all(map(isfinite, values)):
         raise BoxcovError(
-            f"{path}: no line '{name}:' of {size} numbers: the file is damaged, or not of KITTI's "
-            "object detection data; unpack it again"
+            f"{path}: no line '{name}:' of {3 * columns} numbers: the file is damaged, or not of "
+            "KITTI's object detection data; unpack it again"
         )
-    return torch.tensor(values, dtype=torch.float64)
+    return torch.tensor(values, dtype=torch.float64).reshape(3, columns)

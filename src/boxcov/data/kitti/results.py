@@ -6,11 +6,11 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-from warnings import warn
 
 import torch
 from torch import Tensor
 
+from boxcov.box_layout import find_layout
 from boxcov.data.covariance_json import (
     covariance_meta,
     covariance_rows,
@@ -27,7 +27,7 @@ from boxcov.data.kitti.camera import (
 from boxcov.data.kitti.sequence import Kitti, read_labels
 from boxcov.data.poses import BOX_FIELDS, propagate, wrap_angle
 from boxcov.detections import Detections
-from boxcov.errors import BoxcovError, BoxcovWarning
+from boxcov.errors import BoxcovError
 from boxcov.files import make_folder, to_json, write_text
 from boxcov.input_file import read_bytes, read_json, reading
 
@@ -44,7 +44,8 @@ def write_results(folder: str | Path, frames: Kitti, detections: Iterable[Detect
 
     The detections are ``x y z w l h yaw`` in the LiDAR's coordinates, with or without ``vx vy``,
     which KITTI does not store. The text files are official result files: truncation and occlusion
-    are -1 (unknown), and the 2D box is the projection of the 3D box. No box is left out.
+    are -1 (unknown), and the 2D box is the projection of the 3D box, clipped at the border of the
+    image ``image_2/000000.png``, or at 1242 x 375 pixels without one. No box is left out.
 
     ``covariance.json`` has ``meta`` and ``frames``: per frame one row per line of its text file,
     with the ``covariance`` (7 x 7, row by row, in camera coordinates and the order of columns 9 to
@@ -54,31 +55,20 @@ def write_results(folder: str | Path, frames: Kitti, detections: Iterable[Detect
     (folder / COVARIANCES).unlink(missing_ok=True)  # of the files that are replaced below
     meta: dict[str, Any] = {}
     by_frame: dict[str, Any] = {}
-    missing = 0
     pairs = pair_with_frames(frames.tokens, detections, frames.classes)
     for item, (token, found) in enumerate(pairs):
         calibration = frames.calibration(item)
-        boxes, J = to_camera(_lidar_boxes(token, found), calibration.pose)
+        find_layout(found.fields, (LIDAR_FIELDS, BOX_FIELDS), f"frame {token}: KITTI", exact=True)
+        boxes, J = to_camera(found.boxes[:, :7].detach().cpu().double(), calibration.pose)
         in_camera = propagate(found.to("cpu"), boxes, J, _CAMERA_SOURCES)
-        image_size = _image_size(frames.folder / "image_2" / f"{token}.png")
-        missing += image_size is None
-        projected = image_boxes(boxes, calibration.P2, *(image_size or _IMAGE_SIZE))
-        lines = _lines(in_camera, projected)
+        size = _image_size(frames.folder / "image_2" / f"{token}.png")
+        lines = _lines(in_camera, image_boxes(boxes, calibration.P2, *size))
         write_text(folder / f"{token}.txt", "".join(lines))
         if in_camera.covariance is not None:
             meta = covariance_meta(in_camera, CAMERA_FIELDS, "rectified camera")
             by_frame[token] = covariance_rows(in_camera)
     if by_frame:
         write_text(folder / COVARIANCES, to_json({"meta": meta, "frames": by_frame}))
-    if missing:
-        width, height = _IMAGE_SIZE
-        warn(
-            f"{missing} of {len(frames)} frames have no image in {frames.folder / 'image_2'}: "
-            f"their 2D boxes are clipped at {width} x {height} pixels: unpack the images there, "
-            "whose sizes differ by some pixels",
-            BoxcovWarning,
-            stacklevel=2,
-        )
 
 
 def read_results(folder: str | Path, frames: Kitti) -> list[Detections]:
@@ -94,15 +84,6 @@ def read_results(folder: str | Path, frames: Kitti) -> list[Detections]:
             content = read_json(path)
             meta, rows = content["meta"], [content["frames"][token] for token in frames.tokens]
     return [_read_frame(folder, frames, item, meta, rows[item]) for item in range(len(frames))]
-
-
-def _lidar_boxes(token: str, found: Detections) -> Tensor:
-    if found.fields not in (LIDAR_FIELDS, BOX_FIELDS):
-        raise BoxcovError(
-            f"frame {token}: boxes have the fields {' '.join(found.fields)}: KITTI takes "
-            f"{' '.join(LIDAR_FIELDS)}, or with vx vy"
-        )
-    return found.boxes[:, :7].detach().cpu().double()
 
 
 def _lines(found: Detections, image_boxes: Tensor) -> list[str]:
@@ -148,13 +129,13 @@ def _read_frame(
     return propagate(in_camera, boxes, J, _LIDAR_SOURCES)
 
 
-def _image_size(path: Path) -> tuple[int, int] | None:
-    """Return width and height of a PNG image from its header; None if there is no such image."""
+def _image_size(path: Path) -> tuple[int, int]:
+    """Return width and height of a PNG image from its header; the usual ones without an image."""
     try:
         head = read_bytes(path)[:24]
     except OSError:
-        return None
+        return _IMAGE_SIZE
     if len(head) < 24 or not head.startswith(b"\x89PNG"):
-        return None
+        return _IMAGE_SIZE
     width, height = struct.unpack(">II", head[16:])
     return width, height

@@ -9,7 +9,6 @@ sensor and the street. Frames of one seed and index show the same street in ``cl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Integral
 
 import torch
 
@@ -18,7 +17,7 @@ from boxcov.data.sequence import FrameSequence
 from boxcov.data.simulated.drive import LONGEST, RATES, Drive, Settings
 from boxcov.data.simulated.scenarios import SCENARIOS, find_scenario
 from boxcov.data.simulated.sensor import Frame, make_frames
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, check_whole
 
 __all__ = ["CLASSES", "SCENARIOS", "Drive", "Simulated", "frames", "sequences"]
 
@@ -64,10 +63,7 @@ def frames(
     >>> points[0].shape[1], targets[0]["boxes"].shape[1]
     (5, 9)
     """
-    find_scenario(scenario)
-    _check("seed", seed, 0, 2**63 - 1, "of at least 0")
-    _check("count", count, 0, 2**62, "of at least 0")
-    _check("sweeps", sweeps, 1, 10, "from 1 to 10 (the key sweep counts)")
+    _check(scenario, seed, count, sweeps)
     return Simulated(scenario, seed=int(seed), count=int(count), sweeps=int(sweeps), device=device)
 
 
@@ -95,10 +91,7 @@ def sequences(
     >>> len(drive), drive.timestamp(1), len(targets[0]["ids"]) == len(targets[0]["boxes"])
     (2, 500000, True)
     """
-    find_scenario(scenario)
-    _check("seed", seed, 0, 2**63 - 1, "of at least 0")
-    _check("count", count, 0, 2**20, "of at least 0, up to 2^20")
-    _check("sweeps", sweeps, 1, 10, "from 1 to 10 (the key sweep counts)")
+    _check(scenario, seed, count, sweeps)
     if rate not in RATES:
         raise BoxcovError(f"rate must be {', '.join(map(str, RATES))} frames per second: {rate!r}")
     if not 1 / rate <= seconds <= LONGEST:
@@ -107,6 +100,11 @@ def sequences(
     return [Drive(settings, number) for number in range(int(count))]
 
 
-def _check(name: str, value: object, low: int, high: int, wanted: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
-        raise BoxcovError(f"{name} must be a whole number {wanted}, got {value!r}")
+def _check(scenario: str, seed: int, count: int, sweeps: int) -> None:
+    find_scenario(scenario)
+    check_whole("seed", seed, 0)
+    check_whole("count", count, 0)
+    if sweeps not in range(1, 11):
+        raise BoxcovError(
+            f"sweeps must be a whole number from 1 to 10 (the key sweep counts), got {sweeps!r}"
+        )

@@ -15,8 +15,7 @@ from boxcov.data.simulated.layout import Placement
 from boxcov.data.simulated.rng import make_rng
 from boxcov.data.simulated.scenarios import Scenario
 from boxcov.data.simulated.scene import Scene, Street, assemble, draw_street, is_free, stack
-from boxcov.data.simulated.sensor import Frame, observe
-from boxcov.data.simulated.sweeps import SENSOR_HEIGHT, ground_height
+from boxcov.data.simulated.sensor import SENSOR_HEIGHT, Frame, ground_height, observe
 from boxcov.data.simulated.traffic import STEP, move
 
 WINDOW = 61.0  # metres along the road: a frame of ``frames`` has no objects beyond it either
