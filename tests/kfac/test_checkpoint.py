@@ -26,9 +26,8 @@ from helpers.cut_offs import FRAMES, Cut, CutOff, about, bytes_of, cut
         {"depth": "backbone"},
         {"options": FitOptions(fraction=0.6, seed=1)},
         {"depth": ["up", "head.shared"]},
-        {"options": FitOptions(locations="gradient")},
     ],
-    ids=["head", "mc", "backbone", "fraction", "modules", "by gradient"],
+    ids=["head", "mc", "backbone", "fraction", "modules"],
 )
 def test_an_interrupted_fit_resumes_to_the_same_bytes(tmp_path, settings) -> None:
     whole = bytes_of(fit(TinyCenter(), FRAMES, **settings), tmp_path)
@@ -125,12 +124,6 @@ def test_resume_without_a_checkpoint_starts_a_fit(tmp_path) -> None:
         (FRAMES, {"depth": "neck"}, "depth was 'head', is 'neck'"),
         (FRAMES, {"fisher": "mc"}, "fisher was 'empirical', is 'mc'"),
         (FRAMES, {"options": FitOptions(seed=5)}, "seed was 0, is 5"),
-        (
-            FRAMES,
-            {"options": FitOptions(locations="gradient")},
-            "locations was 'all', is 'gradient'",
-        ),
-        (FRAMES, {"options": FitOptions(frame_weight=len)}, "weight was None, is 'len'"),
         (FRAMES, {"options": FitOptions(fraction=0.9)}, r"fraction was 1\.0, is 0\.9"),
         (FRAMES, {"options": FitOptions(exclude=["head.shared"])}, "parameters was"),
         (shapes.frames(count=8), {}, "items was 7, is 8"),

@@ -33,15 +33,13 @@ def approximation(block) -> Tensor:
     return (basis(block) * block.curvature.flatten()) @ basis(block).T
 
 
-@pytest.mark.parametrize("locations", ["all", "gradient"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_ekfac_is_the_diagonal_of_the_fisher_in_the_eigenbasis(case: Case, locations: str) -> None:
+def test_ekfac_is_the_diagonal_of_the_fisher_in_the_eigenbasis(case: Case) -> None:
     detector = case.detector()
     inputs, targets = case.frames(detector, count=7)
     frames = [(inputs[:3], targets[:3]), (inputs[3:], targets[3:])]
-    options = FitOptions(locations=locations)
-    plain = fit(detector, frames, options=options)
-    posterior = fit(detector, frames, options=replace(options, ekfac=True))
+    plain = fit(detector, frames)
+    posterior = fit(detector, frames, options=FitOptions(ekfac=True))
     gradients = frame_gradients(detector, inputs, targets)
     for name, block in posterior.blocks.items():
         F = exact_fisher(block, gradients)
@@ -164,7 +162,7 @@ def test_a_fraction_takes_the_same_share_twice() -> None:
 
 
 def test_save_and_load(tmp_path) -> None:
-    posterior = refined_posterior(locations="gradient")
+    posterior = refined_posterior()
     posterior.save(tmp_path / "p")
     again = Posterior.load(tmp_path / "p", GROUPED.detector())
     for name in posterior.blocks:
@@ -172,7 +170,6 @@ def test_save_and_load(tmp_path) -> None:
         # a product of the same numbers in another memory layout may be summed in another order
         before, after = (eigenbasis_covariance(one, name) for one in (posterior, again))
         torch.testing.assert_close(after, before)
-    assert again.locations == "gradient"
     assert (
         posterior.storage().stored > replace(posterior, blocks=fit_plain().blocks).storage().stored
     )
@@ -200,8 +197,8 @@ def test_old_files_load_and_readers_of_old_files_refuse_new_ones(tmp_path) -> No
     plain, path = fit_plain(), tmp_path / "p"
     plain.save(path)
     formats = []
-    rewritten(path, lambda about, _: formats.append(about["format"]) or about.pop("locations"))
-    assert Posterior.load(path, GROUPED.detector()).locations == "all"
+    rewritten(path, lambda about, _: formats.append(about["format"]) or about.pop("skipped"))
+    assert Posterior.load(path, GROUPED.detector()).skipped == 0
     refined_posterior().save(path)
     rewritten(path, lambda about, _: formats.append(about["format"]))
     assert formats == [1, 2]  # readers of format 1 must refuse corrected eigenvalues

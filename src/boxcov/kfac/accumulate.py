@@ -34,10 +34,8 @@ from boxcov.kfac.factors import (
     pack_sums,
     unpack_sums,
 )
-from boxcov.kfac.input_gram import weighted_gram
 from boxcov.kfac.losses import FrameLosses
 from boxcov.posterior.kronecker_block import Layer
-from boxcov.posterior.posterior import Locations
 
 _NO_INPUT = torch.empty(0)
 _NamedTerm = tuple[str, Term]
@@ -58,19 +56,18 @@ class _ForwardPass:
 
     inputs: InputFactors
     keep_inputs: bool
-    # per call: name, number of the input's factor or None, locations
-    calls: list[tuple[str, int | None, int]] = field(default_factory=list)
+    # per call: name, number of the input's factor, locations
+    calls: list[tuple[str, int, int]] = field(default_factory=list)
     differentiable: list[_Call] = field(default_factory=list)
 
 
 class Accumulator:
     """Adds batches to the factor sums of each layer; the layers are found in the first batch."""
 
-    def __init__(self, losses: FrameLosses, locations: Locations = "all") -> None:
+    def __init__(self, losses: FrameLosses) -> None:
         self.losses = losses
         self.parameters = losses.parameters
         self.device = losses.device
-        self.by_gradient = locations == "gradient"
         self.batch_layers = self.device.type != "cpu"  # one layer is enough for a CPU
         self._names = {id(alias): name for name, alias in losses.aliases.items()}
         self.sums: dict[str, FactorSums] = {}
@@ -81,7 +78,7 @@ class Accumulator:
     def factors(self) -> list[tuple[Layer, Tensor, Tensor]]:
         """Return the layer, Q and H of every layer."""
         return [
-            (sums.layer, *sums.factors(self.frames, self.by_gradient))
+            (sums.layer, sums.Q / sums.locations, sums.H / self.frames)
             for sums in self.sums.values()
         ]
 
@@ -100,7 +97,7 @@ class Accumulator:
         is_first = not self.frames
         buffers = versions(list(self.losses.detector.buffers())) if is_first else []
         with torch.enable_grad():
-            forward, raw = self._forward(inputs, keep_inputs=is_first or self.by_gradient)
+            forward, raw = self._forward(inputs, keep_inputs=is_first)
             if is_first:
                 self._check_all_found()
             with self._record(forward):  # loss() may call layers, too
@@ -138,9 +135,7 @@ class Accumulator:
             out = call()
             layer = self._layer_sums(name, call).layer
             has_gradient = out.requires_grad  # False inside the detector's own no_grad
-            number = None
-            if not self.by_gradient:
-                number = forward.inputs.add(call, layer.bias is not None, may_wait=has_gradient)
+            number = forward.inputs.add(call, layer.bias is not None, may_wait=has_gradient)
             locations = out.numel() // (layer.geometry.groups * layer.n_out)
             forward.calls.append((name, number, locations))
             if has_gradient:
@@ -179,15 +174,7 @@ class Accumulator:
         ]
         names = (call.name for call, _ in reached)
         H = list(zip(names, output_terms([D for _, D in reached], self.batch_layers)))
-        if self.by_gradient:
-            return [(call.name, self._weighted_term(call, D)) for call, D in reached], H
-        terms = forward.inputs.terms
-        return [(name, terms[n]) for name, n, _ in forward.calls if n is not None], H
-
-    def _weighted_term(self, call: _Call, D: Tensor) -> Term:
-        has_bias = self.sums[call.name].layer.bias is not None
-        x, weights = at_least_float32(call.call.batched_x), at_least_float32(D).square().sum(-2)
-        return Term.of(weighted_gram(x, weights, call.call.geometry, has_bias))
+        return [(name, forward.inputs.terms[n]) for name, n, _ in forward.calls], H
 
     def _commit(
         self,

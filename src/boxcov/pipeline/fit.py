@@ -41,7 +41,6 @@ def run(options: FitCommand, progress: Progress | None = None) -> Posterior:
             options=FitOptions(
                 fraction=options.fraction,
                 form=options.form,
-                locations=options.locations,
                 ekfac=options.ekfac,
                 seed=source.seed,
                 nonfinite=options.nonfinite,
@@ -79,7 +78,6 @@ def summarize(posterior: Posterior, minutes: float) -> dict[str, Any]:
         "determined": _determined(posterior),
         "fisher": posterior.fisher,
         "form": posterior.form,
-        "locations": posterior.locations,
         "error": posterior.error,
         "corrected": any(not block.is_kronecker for block in posterior.blocks.values()),
         "loss": posterior.loss,

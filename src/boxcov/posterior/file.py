@@ -25,10 +25,10 @@ from boxcov.posterior.kronecker_block import (
     KroneckerBlock,
     Layer,
 )
-from boxcov.posterior.posterior import FisherKind, Form, Locations, Posterior
+from boxcov.posterior.posterior import FisherKind, Form, Posterior
 from boxcov.version import __version__
 
-FORMAT = 1  # "error_model", "locations", "skipped" and "configuration" are optional
+FORMAT = 1  # "error_model", "skipped" and "configuration" are optional
 CORRECTED = 2  # with the eigenvalues of EKFAC; the "full" Fishers of boxcov 0.1 are left out
 PACKED = 3  # compressed factors, and "error"
 SHIPPED = Path(__file__).parents[1] / "detectors/centerpoint/weights/small-posterior.safetensors"
@@ -42,7 +42,6 @@ _ENTRIES: dict[str, Any] = {
     **dict.fromkeys(("frames", "skipped"), int),
     "fisher": FisherKind,
     "form": Form,
-    "locations": Locations,
     "meta": dict[str, Any],
     "prior_precision": float | dict[str, float],
 }
@@ -224,7 +223,7 @@ def _block(
 def _posterior(
     about: dict[str, Any], tensors: dict[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
 ) -> Posterior:
-    about = {"locations": "all", "skipped": 0, "error": 0.0, "configuration": {}, **about}
+    about = {"skipped": 0, "error": 0.0, "configuration": {}, **about}
     values = {name: conform(about[name], kind, name) for name, kind in _ENTRIES.items()}
     return Posterior(
         blocks=_blocks(about["blocks"], tensors, shapes, values["n_data"]),

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from boxcov.posterior.file import Storage
 
 FisherKind = Literal["empirical", "mc", "identity"]
-Locations = Literal["all", "gradient"]
 Form = Literal["eigen", "paper"]
 EVIDENCE_LAYERS = "evidence_layers"  # in the meta data of an automatic prior, see prior.py
 
@@ -60,7 +59,7 @@ class Posterior:
     Posterior(depth='head.shared.0', form='eigen')
       layers: 1 (head.shared.0), 4,608 weights
       prior precision: auto, 874 to 874 (0 layers set by the frames, 1 by the size of the weights)
-      Fisher: empirical, locations='all', 2 frames for n_data=100
+      Fisher: empirical, 2 frames for n_data=100
       stored: 0.32 MiB
       error model: none, uncalibrated
     """
@@ -70,13 +69,12 @@ class Posterior:
     prior_precision: float | Mapping[str, float]  # tau, for all layers or per layer
     fisher: FisherKind
     frames: int  # number of frames that the factors were computed from
-    loss: float  # mean weighted training loss of these frames
+    loss: float  # mean training loss of these frames
     fingerprint: str  # of the detector's weights
     depth: str = "head"
     form: Form = "eigen"
     jitter: float = 1e-6  # of the form "paper", relative to a factor's mean eigenvalue
     meta: Mapping[str, str] = field(default_factory=dict)
-    locations: Locations = "all"  # weights of the locations in Q
     error_model: ErrorModel | None = None  # dropped whenever the variances change
     skipped: int = 0  # items left out because of NaN or infinite values
     configuration: Mapping[str, str] = field(default_factory=dict)  # empty: of boxcov 0.1
@@ -131,8 +129,7 @@ class Posterior:
             f"Posterior(depth={self.depth!r}, form={self.form!r})",
             f"layers: {len(self.blocks)} ({join_names(self.blocks, 3)}), {weights:,} weights",
             f"prior precision: {self.prior_summary}",
-            f"Fisher: {self.fisher}, locations={self.locations!r}, "
-            f"{self.frames} frames{skipped} for n_data={self.n_data:g}",
+            f"Fisher: {self.fisher}, {self.frames} frames{skipped} for n_data={self.n_data:g}",
             f"stored: {self.storage().stored / 2**20:.2f} MiB{bound}",
             f"error model: {describe_error_model(self.error_model)}",
         ]

@@ -72,12 +72,6 @@ class FitCommand(DetectorOptions):
     form: Literal["eigen", "paper"] = option(
         "eigen", METHOD, "eigen: (n F + tau I)^-1; paper: Q^-1 (x) H^-1, without n and tau."
     )
-    locations: Literal["all", "gradient"] = option(
-        "all",
-        METHOD,
-        "Average the inputs of a layer over all locations, or weight them by their squared "
-        "gradient.",
-    )
     ekfac: bool = option(
         False, METHOD, "Correct the eigenvalues (EKFAC): a second pass over the frames."
     )
