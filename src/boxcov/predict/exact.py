@@ -64,7 +64,7 @@ class ExactGLM(PosteriorPredictor):
         self._reaches_below = any(id(named[name]) not in own for name in posterior.parameters)
 
     def build_router(self) -> ExactRouter:
-        etas = None if self.samples is None else self.etas
+        etas = {} if self.samples is None else self.etas
         return ExactRouter(self.linearize(), self.posterior, self.engine, etas, self.with_logit)
 
     def settings(self) -> dict[str, Any]:

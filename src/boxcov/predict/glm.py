@@ -14,7 +14,7 @@ from boxcov.errors import check_whole
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.linearize import LinearizationPoint, logit_fields
 from boxcov.predict.predictor import PosteriorPredictor
-from boxcov.predict.route.glm import GLMRouter
+from boxcov.predict.route.router import Router
 
 
 class GLM(PosteriorPredictor):
@@ -48,8 +48,8 @@ class GLM(PosteriorPredictor):
         self.max_boxes = max_boxes
         super().__init__(detector, posterior, with_logit)
 
-    def build_router(self) -> GLMRouter:
-        return GLMRouter(self.linearize(), self.engine)
+    def build_router(self) -> Router:
+        return Router(self.linearize(), self.engine, "one backward pass per number")
 
     def predict(self, point: LinearizationPoint) -> Detections:
         with torch.enable_grad():

@@ -8,11 +8,12 @@ from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, check_choice, check_whole
 from boxcov.posterior.posterior import Posterior
+from boxcov.predict.finite_difference import check_step, finite_differences
 from boxcov.predict.forward_mode.derivatives import sample_covariance
 from boxcov.predict.linearize import LinearizationPoint
 from boxcov.predict.predictor import PosteriorPredictor
-from boxcov.predict.route.mcglm import FiniteDifferenceRouter, MCGLMRouter
-from boxcov.predict.route.router import DEFAULT_ENGINE, EngineOptions
+from boxcov.predict.route.mcglm import MCGLMRouter
+from boxcov.predict.route.router import DEFAULT_ENGINE, EngineOptions, Router
 
 Derivative = Literal["jvp", "fd"]
 
@@ -39,7 +40,6 @@ class MCGLM(PosteriorPredictor):
     """
 
     method = "mcglm"
-    router: MCGLMRouter | FiniteDifferenceRouter
     samples: int
 
     def __init__(
@@ -59,11 +59,12 @@ class MCGLM(PosteriorPredictor):
         if not epsilon > 0:
             raise BoxcovError(f"epsilon must be above 0, got {epsilon}")
         self.samples, self.derivative, self.epsilon, self.seed = samples, derivative, epsilon, seed
+        self._step_checked = False
         super().__init__(detector, posterior, with_logit, engine)
 
-    def build_router(self) -> MCGLMRouter | FiniteDifferenceRouter:
+    def build_router(self) -> Router:
         if self.derivative == "fd":
-            return FiniteDifferenceRouter(self.linearize(), self.engine, self.etas, self.epsilon)
+            return Router(self.linearize(), self.engine, "finite differences")
         return MCGLMRouter(
             self.linearize(), self.posterior, self.engine, self.etas, self.with_logit
         )
@@ -79,6 +80,13 @@ class MCGLM(PosteriorPredictor):
         return {**super().settings(), **own}
 
     def predict(self, point: LinearizationPoint) -> Detections:
-        boxes, A = self.router.derivatives(point)
+        if isinstance(self.router, MCGLMRouter):
+            boxes, A = self.router.derivatives(point)
+        else:
+            A = finite_differences(point, self.etas, self.epsilon)
+            boxes = A[:, : point.boxes.shape[1]].contiguous()
+            if not self._step_checked:
+                self._step_checked = True
+                check_step(point, self.etas, self.epsilon, A)
         row = sample_covariance(A)[:, -1] if self.with_logit else None
         return point.detections(row, covariance=sample_covariance(boxes))
