@@ -73,7 +73,7 @@ class Accumulator:
         self.sums: dict[str, FactorSums] = {}
         self.frames = 0
         self.loss = 0.0  # sum over frames
-        self.is_partial = False  # whether part of an item is in the sums
+        self.is_partial = False  # see PassSums
 
     def factors(self) -> list[tuple[Layer, Tensor, Tensor]]:
         """Return the layer, Q and H of every layer."""
@@ -195,7 +195,6 @@ class Accumulator:
         )
         self.frames += frames
         self.loss += loss
-        self.is_partial = False
 
     # several processes, and checkpoints
 

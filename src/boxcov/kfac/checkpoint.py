@@ -1,20 +1,17 @@
 """The items of a fit in their order, and checkpoints: an interrupted run gives the same posterior.
 
-The file is replaced as a whole and only between two items, so it never holds part of an item.
-SIGINT and SIGTERM wait for the end of the current item and leave a checkpoint.
+The file is replaced as a whole and never holds part of an item. An error or an interrupt leaves a
+checkpoint of the items before.
 """
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from time import monotonic
-from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -34,7 +31,6 @@ from boxcov.version import __version__
 FORMAT = 1
 _KEY = "boxcov.checkpoint"
 _KIND = ("a checkpoint of a fit", _KEY, "remove it to start again")
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Items:
@@ -167,10 +163,9 @@ class PassSums(Protocol):
     """Sums of a pass over the items that a checkpoint can hold."""
 
     device: torch.device
-
-    @property
-    def is_partial(self) -> bool:
-        """Whether part of an item is in the sums; a second interrupt may come at any moment."""
+    # Whether an item is being added: set by ``add`` before it changes the sums, and cleared once
+    # the item is counted. An interrupt may come at any moment.
+    is_partial: bool
 
     def add(self, inputs: Any, targets: Any, number: int) -> None:
         """Add one item; if anything is raised, the sums stay those of the items before."""
@@ -183,7 +178,7 @@ class PassSums(Protocol):
 
 
 class Checkpointer:
-    """Saves the sums of one pass at an interval and on interrupts; without a file it only counts.
+    """Saves the sums of one pass at an interval and on errors; without a file it only counts.
 
     settings: everything that decides the sums, by name; a file with other settings is refused.
     """
@@ -199,8 +194,6 @@ class Checkpointer:
         self._last_item: Any = None
         self._saved_at = monotonic()
         self._saved_items = 0
-        self._signal: int | None = None  # received, not yet handled
-        self._handlers: dict[int, Any] = {}
         if checkpoint is None or self.path is None:
             return
         self._every_seconds = checkpoint.every_seconds
@@ -211,19 +204,12 @@ class Checkpointer:
             self._load(self.path)
 
     def __enter__(self) -> Checkpointer:
-        if self.path is not None and threading.current_thread() is threading.main_thread():
-            # a signal that the parent ignores, as under nohup, stays ignored
-            numbers = [n for n in _SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
-            self._handlers = {n: signal.signal(n, self._defer_signal) for n in numbers}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and not issubclass(kind, _SaveError) and not self.sums.is_partial:
             with suppress(BoxcovError):  # the original error is more useful
                 self.save()
-        self._restore_handlers()
-        if kind is None and self._signal is not None:
-            self._raise_signal()
 
     def remaining(self, items: Items) -> Iterator[tuple[int, Any]]:
         """Yield the items still to be processed.
@@ -242,36 +228,11 @@ class Checkpointer:
         return remaining
 
     def item_done(self, number: int, item: Any) -> None:
-        """Record that an item was added or skipped; save if it is time, handle signals."""
+        """Record that an item was added or skipped; save if it is time."""
         self.next_item, self._last_item = number + 1, item
-        if self.path is None:
-            return
-        if self._signal is not None:
+        self.sums.is_partial = False
+        if self.path is not None and monotonic() - self._saved_at >= self._every_seconds:
             self.save()
-            self._restore_handlers()
-            self._raise_signal()
-        if monotonic() - self._saved_at >= self._every_seconds:
-            self.save()
-
-    # signals
-
-    def _defer_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._signal is not None:  # the second signal interrupts at once
-            self._restore_handlers()
-            self._raise_signal()
-        self._signal = number
-
-    def _restore_handlers(self) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        self._handlers = {}
-
-    def _raise_signal(self) -> None:
-        assert self._signal is not None
-        number, self._signal = self._signal, None
-        signal.raise_signal(number)
-
-    # the file
 
     def save(self) -> None:
         """Write the file, unless it is up to date."""

@@ -38,7 +38,7 @@ class GradientMoments:
         self.kfac_posterior, self.losses = posterior, losses
         self.device = losses.device
         self.frames = 0
-        self.is_partial = False  # whether part of an item is in the sums
+        self.is_partial = False  # see PassSums
         self.squares = {  # (G, n_out, n_in) sums of (V^T G_f U)^2 over frames, by layer
             name: torch.zeros_like(block.curvature, dtype=torch.float64)
             for name, block in posterior.blocks.items()
@@ -73,7 +73,6 @@ class GradientMoments:
         for each in gradients:
             self._add_frame(each)
         self.frames += len(losses)
-        self.is_partial = False
 
     @full_precision()
     def _add_frame(self, gradients: dict[str, Tensor]) -> None:
