@@ -1,21 +1,33 @@
-"""MC-GLM, algorithm 1 of the paper: the sample covariance of directional derivatives."""
+"""MC-GLM, algorithm 1 of the paper: the sample covariance of directional derivatives.
+
+The paper's finite differences are here, too, with a check of their step.
+"""
 
 from __future__ import annotations
 
 from typing import Any, Literal
+from warnings import warn
 
+import torch
+from torch import Tensor
+
+from boxcov._torch.layers import at_least_float32
 from boxcov.detections import Detections
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError, check_choice, check_whole
+from boxcov.errors import BoxcovError, BoxcovWarning, check_choice, check_whole
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.finite_difference import check_step, finite_differences
-from boxcov.predict.forward_mode.derivatives import sample_covariance
-from boxcov.predict.linearize import LinearizationPoint
+from boxcov.predict.forward_mode.derivatives import (
+    ForwardModeError,
+    directional_derivatives,
+    sample_covariance,
+)
+from boxcov.predict.linearize import LinearizationPoint, Weights
 from boxcov.predict.predictor import PosteriorPredictor
 from boxcov.predict.route.mcglm import MCGLMRouter
 from boxcov.predict.route.router import DEFAULT_ENGINE, EngineOptions, Router
 
 Derivative = Literal["jvp", "fd"]
+_STEP_TOLERANCE = 0.05
 
 
 class MCGLM(PosteriorPredictor):
@@ -90,3 +102,30 @@ class MCGLM(PosteriorPredictor):
                 check_step(point, self.etas, self.epsilon, A)
         row = sample_covariance(A)[:, -1] if self.with_logit else None
         return point.detections(row, covariance=sample_covariance(boxes))
+
+
+def finite_differences(point: LinearizationPoint, etas: Weights, epsilon: float) -> Tensor:
+    """(z(theta + epsilon eta) - z(theta)) / epsilon (m, D, k), one pass per direction."""
+    columns = []
+    for number in range(len(next(iter(etas.values())))):
+        z = point.z_at(point.linearized.moved(etas, number, epsilon))
+        columns.append(at_least_float32(point.difference(z)) / epsilon)
+    return torch.stack(columns, 2)
+
+
+def check_step(point: LinearizationPoint, etas: Weights, epsilon: float, A: Tensor) -> None:
+    """Warn if finite differences ``A`` are not the derivatives, where torch knows these."""
+    try:
+        exact = directional_derivatives(point, etas)
+    except ForwardModeError:
+        return
+    error = float((A - exact).norm() / exact.norm().clamp(min=1e-30))
+    if not error <= _STEP_TOLERANCE:  # NaN included
+        warn(
+            f"MCGLM(derivative='fd', epsilon={epsilon:g}): the finite differences have a relative "
+            f"error of {error:.2g}, because the step is lost in rounding, or too long for boxes "
+            "that are not linear: change epsilon by powers of ten, or use derivative='jvp', which "
+            "needs none",
+            BoxcovWarning,
+            stacklevel=3,
+        )
