@@ -198,5 +198,5 @@ def test_another_word_is_refused(tiny, text) -> None:
 
 
 def test_fit_refuses_a_precision_per_layer(tiny) -> None:
-    with pytest.raises(BoxcovError, match=r"set one per layer with Posterior\.with_prior"):
+    with pytest.raises(BoxcovError, match=r"Posterior\.with_prior sets one per layer"):
         fit(tiny, [], prior_precision={"stem.weight": 1.0})

@@ -259,13 +259,11 @@ def _tokens(targets: Any) -> str:
 
 def _initial_prior_precision(prior_precision: float | str, n_data: float | None) -> float:
     """Return the prior precision, for "auto" 1 until it is chosen; raise if it is out of range."""
-    if isinstance(prior_precision, Mapping):
+    if isinstance(prior_precision, str | Mapping) and prior_precision != "auto":
         raise BoxcovError(
-            "prior_precision must be 'auto' or a number: fit with a number, then set one per layer "
-            "with Posterior.with_prior"
+            f"prior_precision must be 'auto' or a number, got {prior_precision!r}: "
+            "Posterior.with_prior sets one per layer afterwards"
         )
-    if isinstance(prior_precision, str) and prior_precision != "auto":
-        raise BoxcovError(f"prior_precision must be 'auto' or a number, got {prior_precision!r}")
     tau = 1.0 if isinstance(prior_precision, str) else prior_precision
     check_precisions(1.0 if n_data is None else n_data, tau, "all layers")
     return tau

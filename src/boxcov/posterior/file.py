@@ -210,12 +210,14 @@ def _block(
         if entry[key] not in factors:
             factors[entry[key]] = _factor(tensors, entry[key], groups, n, what)
         found.append(factors[entry[key]])
-        _check_factor(found[-1], (groups, n, n), what)
+        vectors, values = found[-1].vectors, found[-1].values
+        _check_numbers(vectors, (groups, n, n), values.dtype, what, -1.001)
+        _check_numbers(values, (groups, n), vectors.dtype, f"the eigenvalues of {what}", 0)
     Q, H = found
     eigenvalues = tensors.get(f"corrected.{layer.name}")
     if eigenvalues is not None:
         what = f"the corrected eigenvalues of {layer.name}"
-        _check_values(eigenvalues, (groups, n_out, n_in), Q.values.dtype, what)
+        _check_numbers(eigenvalues, (groups, n_out, n_in), Q.values.dtype, what, 0)
     square_norm = conform(entry["square_norm"], float, "square_norm")
     return KroneckerBlock(layer, Q, H, square_norm, eigenvalues)
 
@@ -274,26 +276,26 @@ def _factor(
         if name.startswith(start)
     }
     if "vectors" in held:
-        factor = Eigendecomposition(held["vectors"], held["values"])
-        _check_factor(factor, (groups, n, n), what)
-        _check_orthonormal(factor.vectors, what)
-        return factor
+        vectors, values = held["vectors"], held["values"]
+        _check_numbers(vectors, (groups, n, n), values.dtype, what, -1.001)
+        _check_orthonormal(vectors, what)
+        return Eigendecomposition(vectors, values)
     packed = PackedFactor(n, **{name: held[name] for name in TENSORS})
     check_packed(packed, groups, what)
     return Eigendecomposition(*packed.unpack(), packed)
 
 
-def _check_factor(factor: Eigendecomposition, shape: tuple[int, int, int], what: str) -> None:
-    if tuple(factor.vectors.shape) != shape or tuple(factor.values.shape) != shape[:2]:
-        raise ValueError(f"{what} has shape {tuple(factor.vectors.shape)}, expected {shape}")
-    dtypes = {factor.vectors.dtype, factor.values.dtype}
-    if dtypes not in ({torch.float32}, {torch.float64}):
-        raise ValueError(f"{what} is of {dtypes}")
-    is_valid = (factor.values >= 0) & factor.values.isfinite()
-    if not bool(factor.vectors.isfinite().all()) or not bool(is_valid.all()):
-        raise ValueError(f"{what} holds a NaN, an infinity or a negative eigenvalue")
-    if not bool((factor.vectors.abs() <= 1 + 1e-3).all()):
-        raise ValueError(f"{what} has vectors longer than 1")
+def _check_numbers(
+    numbers: Tensor, shape: tuple[int, ...], dtype: torch.dtype, what: str, lowest: float
+) -> None:
+    is_float = numbers.dtype == dtype and dtype in (torch.float32, torch.float64)
+    if tuple(numbers.shape) != shape or not is_float:
+        raise ValueError(
+            f"{what} has shape {tuple(numbers.shape)} and {numbers.dtype}, expected {shape} and "
+            f"{dtype}"
+        )
+    if not bool(((numbers >= lowest) & numbers.isfinite()).all()):
+        raise ValueError(f"{what} holds a NaN, an infinity or a number below {lowest}")
 
 
 def _check_orthonormal(vectors: Tensor, what: str) -> None:
@@ -304,12 +306,3 @@ def _check_orthonormal(vectors: Tensor, what: str) -> None:
     error = float((vectors.transpose(1, 2) @ (vectors @ x) - x).norm(dim=1).max())
     if not error <= _ORTHONORMAL:
         raise ValueError(f"{what} has eigenvectors that are not orthonormal (off by {error:.3g})")
-
-
-def _check_values(values: Tensor, shape: tuple[int, ...], dtype: torch.dtype, what: str) -> None:
-    is_valid = bool(((values >= 0) & values.isfinite()).all())
-    if tuple(values.shape) != shape or values.dtype != dtype or not is_valid:
-        raise ValueError(
-            f"{what} have shape {tuple(values.shape)} and {values.dtype}, "
-            "or are negative or not finite"
-        )
