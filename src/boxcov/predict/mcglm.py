@@ -22,7 +22,7 @@ from boxcov.predict.forward_mode.derivatives import (
     sample_covariance,
 )
 from boxcov.predict.linearize import LinearizationPoint, Weights
-from boxcov.predict.predictor import PosteriorPredictor
+from boxcov.predict.predictor import Predictor
 from boxcov.predict.route.mcglm import MCGLMRouter
 from boxcov.predict.route.router import DEFAULT_ENGINE, EngineOptions, Router
 
@@ -30,7 +30,7 @@ Derivative = Literal["jvp", "fd"]
 _STEP_TOLERANCE = 0.05
 
 
-class MCGLM(PosteriorPredictor):
+class MCGLM(Predictor):
     """The paper's method: derivatives along samples of the posterior, and their covariance.
 
     detector, posterior: the posterior must be one of this detector and its weights.
@@ -52,6 +52,7 @@ class MCGLM(PosteriorPredictor):
     """
 
     method = "mcglm"
+    posterior: Posterior
     samples: int
 
     def __init__(
@@ -72,7 +73,7 @@ class MCGLM(PosteriorPredictor):
             raise BoxcovError(f"epsilon must be above 0, got {epsilon}")
         self.samples, self.derivative, self.epsilon, self.seed = samples, derivative, epsilon, seed
         self._step_checked = False
-        super().__init__(detector, posterior, with_logit, engine)
+        super().__init__(detector, posterior, with_logit=with_logit, engine=engine)
 
     def build_router(self) -> Router:
         if self.derivative == "fd":

@@ -59,12 +59,9 @@ class MCI(Predictor):
         with_logit: bool = False,
     ) -> None:
         check_whole("samples", samples, 2)
-        if posterior is not None:
-            names = posterior.parameters
-        elif 0 < dropout < 1:
-            names = list(select_parameters(detector, depth))
-        else:
+        if posterior is None and not 0 < dropout < 1:
             raise BoxcovError(f"dropout must lie between 0 and 1, got {dropout}")
+        names = None if posterior is not None else list(select_parameters(detector, depth))
         self.dropout, self.samples, self.seed = dropout, samples, seed
         super().__init__(detector, posterior, names, with_logit=with_logit)
         self._generator = torch.Generator(self.device)
@@ -73,11 +70,10 @@ class MCI(Predictor):
         return MCIRouter(self.linearize(), self.engine)
 
     def settings(self) -> dict[str, Any]:
-        own = {"method": self.method, "samples": self.samples, "seed": self.seed}
-        source: dict[str, Any] = {"dropout": self.dropout}
-        if self.posterior is not None:
-            source = {"depth": self.posterior.depth}
-        return {**own, **source, **self._detector_settings()}
+        own: dict[str, Any] = {"samples": self.samples, "seed": self.seed}
+        if self.posterior is None:
+            own["dropout"] = self.dropout
+        return {**super().settings(), **own}
 
     def predict(self, point: LinearizationPoint) -> Detections:
         self._drops = 0
