@@ -73,7 +73,9 @@ class Accumulator:
         self.sums: dict[str, FactorSums] = {}
         self.frames = 0
         self.loss = 0.0  # sum over frames
-        self.is_partial = False  # see PassSums
+        # an item is being added: set before the sums change, cleared when the item is counted, as
+        # an interrupt may come at any moment
+        self.is_partial = False
 
     def factors(self) -> list[tuple[Layer, Tensor, Tensor]]:
         """Return the layer, Q and H of every layer."""
@@ -219,12 +221,12 @@ class Accumulator:
         return int(all_items), int(all_skipped)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """See ``boxcov.kfac.checkpoint.PassSums``."""
+        """Return the tensors of a checkpoint by name, and the rest of the state as JSON."""
         tensors, layers = pack_sums(self.sums.values())
         return tensors, {"frames": self.frames, "loss": self.loss, "layers": layers}
 
     def load_state(self, file: Any, header: Mapping[str, Any]) -> None:
-        """See ``boxcov.kfac.checkpoint.PassSums``."""
+        """Restore the state from an open safetensors file; raise ValueError if it does not fit."""
         layers = header["layers"]
         sums = {entry["weight"]: unpack_sums(entry, file, self.parameters) for entry in layers}
         frames = check_count(header["frames"])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,9 +25,12 @@ from boxcov.data.sequence import Batches
 from boxcov.errors import BoxcovError
 from boxcov.files import check_writable, remove_leftovers, to_json, write_safetensors
 from boxcov.input_file import open_tensors
+from boxcov.kfac.accumulate import Accumulator
+from boxcov.kfac.ekfac import GradientMoments
 from boxcov.kfac.factors import check_count
 from boxcov.version import __version__
 
+PassSums = Accumulator | GradientMoments  # of the first pass over the items, and of the second
 FORMAT = 1
 _KEY = "boxcov.checkpoint"
 _KIND = ("a checkpoint of a fit", _KEY, "remove it to start again")
@@ -157,24 +160,6 @@ class Checkpoint:
 def second_pass_path(path: str | Path) -> Path:
     """Return the checkpoint file of the second pass."""
     return Path(path).with_name(f"{Path(path).name}.second")
-
-
-class PassSums(Protocol):
-    """Sums of a pass over the items that a checkpoint can hold."""
-
-    device: torch.device
-    # Whether an item is being added: set by ``add`` before it changes the sums, and cleared once
-    # the item is counted. An interrupt may come at any moment.
-    is_partial: bool
-
-    def add(self, inputs: Any, targets: Any, number: int) -> None:
-        """Add one item; if anything is raised, the sums stay those of the items before."""
-
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the tensors by name, and the rest of the state as JSON."""
-
-    def load_state(self, file: Any, header: Mapping[str, Any]) -> None:
-        """Restore the state from an open safetensors file; raise ValueError if it does not fit."""
 
 
 class Checkpointer:
