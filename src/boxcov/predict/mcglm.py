@@ -115,18 +115,20 @@ def finite_differences(point: LinearizationPoint, etas: Weights, epsilon: float)
 
 
 def check_step(point: LinearizationPoint, etas: Weights, epsilon: float, A: Tensor) -> None:
-    """Warn if finite differences ``A`` are not the derivatives, where torch knows these."""
+    """Warn if finite differences ``A`` are not the derivatives, or torch does not know these."""
+    method = f"MCGLM(derivative='fd', epsilon={epsilon:g})"
     try:
         exact = directional_derivatives(point, etas)
-    except ForwardModeError:
+    except ForwardModeError as reason:
+        message = f"{method}: the step could not be checked, as {reason}"
+        warn(message, BoxcovWarning, stacklevel=3)
         return
     error = float((A - exact).norm() / exact.norm().clamp(min=1e-30))
     if not error <= _STEP_TOLERANCE:  # NaN included
         warn(
-            f"MCGLM(derivative='fd', epsilon={epsilon:g}): the finite differences have a relative "
-            f"error of {error:.2g}, because the step is lost in rounding, or too long for boxes "
-            "that are not linear: change epsilon by powers of ten, or use derivative='jvp', which "
-            "needs none",
+            f"{method}: the finite differences have a relative error of {error:.2g}, because the "
+            "step is lost in rounding, or too long for boxes that are not linear: change epsilon "
+            "by powers of ten, or use derivative='jvp', which needs none",
             BoxcovWarning,
             stacklevel=3,
         )
