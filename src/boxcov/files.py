@@ -110,8 +110,8 @@ def check_replaceable(path: Path) -> None:
 def hold(path: Path) -> Iterator[None]:
     """Hold ``path`` for this process; raise and name the holder if another process has it.
 
-    The lock ends with the process, also after a kill. Without locks in the file system, or on
-    Windows, nothing is held.
+    The lock ends with the process, also after a kill: forked workers that outlive it have no part
+    in it. Without locks in the file system, or on Windows, nothing is held.
     """
     if fcntl is None:
         yield
@@ -127,27 +127,11 @@ def hold(path: Path) -> Iterator[None]:
         ) from None
     except OSError as error:
         raise BoxcovError(f"{path}: cannot be locked ({error.strerror or error})") from None
-    _handles.add(handle)
     try:
         yield
     finally:
-        if handle in _handles:
-            _handles.remove(handle)
-            lock.unlink(missing_ok=True)
-            os.close(handle)
-
-
-_handles: set[int] = set()  # of the locks that this process holds
-
-
-def _give_up_locks() -> None:
-    """In a forked process: a worker may outlive a killed parent, and must not hold its locks."""
-    while _handles:
-        os.close(_handles.pop())
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_give_up_locks)
+        lock.unlink(missing_ok=True)
+        os.close(handle)
 
 
 def _acquire(lock: Path) -> int:
@@ -155,7 +139,7 @@ def _acquire(lock: Path) -> int:
     while True:
         handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not inherited by a fork
             if lock.exists() and os.fstat(handle).st_ino == lock.stat().st_ino:
                 os.ftruncate(handle, 0)
                 os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())

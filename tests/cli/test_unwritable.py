@@ -253,11 +253,13 @@ def test_workers_of_a_killed_process_hold_nothing(tmp_path) -> None:
 
 
 def test_a_folder_is_held(tmp_path) -> None:
-    from boxcov.pipeline.paths import hold_folder
-
-    with hold_folder(tmp_path / "out"):
+    code = HOLDER.replace("boxcov.files import hold", "boxcov.pipeline.paths import hold_folder")
+    words = [sys.executable, "-c", code.replace("hold(", "hold_folder("), str(tmp_path / "out")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as held:
+        assert held.stdout.readline() == "held\n"
         done = boxcov(*VERBS["reproduce"], f"--out {tmp_path / 'out'}")
-    assert f"process {os.getpid()} on " in done.err
+        held.communicate("done\n")
+    assert f"process {held.pid} on " in done.err
     assert not list((tmp_path / "out").iterdir())
 
 

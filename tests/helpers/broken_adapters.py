@@ -316,11 +316,7 @@ BROKEN: list[tuple[Callable[[], Detector], str, str]] = [
     (Overlap, "parts", "'head' and 'neck' share head.shared"),
     (Stranger, "parts", "'head' holds Conv2d, not a module of the detector"),
     (NoHead, "parts", "the first part is 'body'"),
-    (
-        ParameterPart,
-        "parts",
-        "'head' names the parameter head.shared.0.weight, not a module",
-    ),
+    (ParameterPart, "parts", "'head' names 'head.shared.0.weight', which is not a module"),
     (LogitsAsScores, "select", r"scores -\d"),
     (FindsNothing, "select", "no instance is selected"),
     (ForwardFails, "forward", "KeyError: 'points'"),

@@ -36,20 +36,14 @@ def test_bad_options(options: dict, message: str) -> None:
     ("arguments", "message"),
     [
         ({"fisher": "true"}, "fisher must be one of empirical, mc, identity, got 'true'"),
-        ({"prior_precision": -1.0}, "prior_precision must be 0, or lie between .*, got -1.0"),
+        ({"prior_precision": -1.0}, "prior_precision must lie between .*, got -1.0"),
         (
             {"prior_precision": float("nan")},
-            "prior_precision must be 0, or lie between .*, got nan",
+            "prior_precision must lie between .*, got nan",
         ),
         ({"n_data": 0}, "n_data must be above 0 and at most 1e15, got 0"),
-        (
-            {"prior_precision": 0.0},
-            r"rank-deficient \(net\.0: Q has rank \d+ of 19.*prior_precision above 0",
-        ),
-        (
-            {"options": FitOptions(form="paper", jitter=0.0)},
-            "a jitter of 0.0 does not change that",
-        ),
+        ({"prior_precision": 0.0}, "prior_precision must lie between .*, got 0.0"),
+        ({"options": FitOptions(form="paper", jitter=0.0)}, "jitter must be above 0, got 0.0"),
     ],
 )
 def test_bad_arguments(detector: NetDetector, arguments: dict, message: str) -> None:

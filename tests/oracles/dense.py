@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -109,6 +110,20 @@ def eigenbasis_covariance(posterior: Posterior, name: str) -> Tensor:
     bases = map(torch.kron, block.H.vectors, block.Q.vectors)
     groups = [(B * v.flatten()) @ B.T for B, v in zip(bases, posterior.variances(name))]
     return torch.block_diag(*groups)
+
+
+def log_evidence(posterior: Posterior) -> float:
+    """The log marginal likelihood of a posterior, up to what its prior does not change.
+
+    With w weights theta and the eigenvalues f_i of the Fisher of a layer, it is the sum over layers
+    of ``(w log tau - tau |theta|^2 - sum_i log(n f_i + tau)) / 2``.
+    """
+    total = 0.0
+    for name, block in posterior.blocks.items():
+        tau = posterior.tau(name)
+        logs = (posterior.n_data * block.curvature.double() + tau).log().sum()
+        total += (block.size * math.log(tau) - tau * block.square_norm - float(logs)) / 2
+    return total
 
 
 def box_covariance(detector: Detector, posterior: Posterior, inputs: Any) -> Tensor:

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from boxcov import GLM, MCGLM, MCI, BoxcovError, ExactGLM, FitOptions, Posterior, fit
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.posterior.compress import compress, difference
+from boxcov.posterior.compress import difference
 from boxcov.posterior.householder import pack
 from boxcov.posterior.kronecker_block import Eigendecomposition
 from helpers.error_models import make_error_model
@@ -139,9 +139,6 @@ def test_operations_on_a_compressed_posterior(
         smaller.to("cpu").blocks["head.shared.0"].Q.packed
         is smaller.blocks["head.shared.0"].Q.packed
     )
-    assert smaller.log_marginal_likelihood() == pytest.approx(
-        posterior.log_marginal_likelihood(), rel=0.01
-    )
     with pytest.raises(BoxcovError, match="lost the small eigenvalues"):
         smaller.paper()
     with pytest.raises(BoxcovError, match="already compressed"):
@@ -153,21 +150,6 @@ def test_operations_on_a_compressed_posterior(
         posterior.paper().compress()
     with pytest.raises(BoxcovError, match=r"above 0 and below 1, got 0"):
         posterior.compress(0)
-
-
-def test_a_prior_of_zero_is_refused() -> None:
-    detector = GROUPED.detector()
-    whole = fit(
-        detector,
-        [GROUPED.frames(detector, count=50)],
-        n_data=40,
-        prior_precision=0.0,
-        depth=["net.2"],
-    )
-    with pytest.raises(
-        BoxcovError, match=r"needs a prior_precision above 0, but it is 0 for net\.2"
-    ):
-        compress(whole)
 
 
 def test_any_reflections_give_an_orthonormal_basis(posterior: Posterior) -> None:

@@ -7,9 +7,9 @@ import torch
 
 from boxcov import BoxcovError, FitOptions, Posterior, fit
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.posterior.kronecker_block import Eigendecomposition, numerical_rank
+from boxcov.posterior.kronecker_block import Eigendecomposition
 from helpers.nets import CASES
-from oracles.dense import dense_covariance, flat, relative
+from oracles.dense import dense_covariance, flat, log_evidence, relative
 
 GROUPED, TRANSPOSED = (
     next(case for case in CASES if case.name == name) for name in ("conv2d grouped", "transposed")
@@ -111,9 +111,9 @@ def test_quadratic_forms(form: str) -> None:
     assert relative(posterior.quadratic(J), expected) < 1e-9
 
 
-def test_log_marginal_likelihood_is_that_of_the_dense_gaussian() -> None:
+def test_the_evidence_is_that_of_the_dense_gaussian() -> None:
     posterior = posterior_of(GROUPED)
-    expected = -posterior.n_data * posterior.loss
+    expected = 0.0
     detector = GROUPED.detector()
     theta = {name: p.detach() for name, p in detector.named_parameters()}
     for name, block in posterior.blocks.items():
@@ -122,38 +122,29 @@ def test_log_marginal_likelihood_is_that_of_the_dense_gaussian() -> None:
         expected += 0.5 * float(
             len(w) * torch.tensor(tau).log() - tau * w @ w - torch.linalg.slogdet(precision)[1]
         )
-    assert posterior.log_marginal_likelihood() == pytest.approx(expected, rel=1e-9)
-    with pytest.raises(BoxcovError, match="has no prior"):
-        posterior.paper().log_marginal_likelihood()
+    assert log_evidence(posterior) == pytest.approx(expected, rel=1e-8)
 
 
 def test_tuning_finds_the_maximum() -> None:
     posterior = posterior_of(GROUPED)
     tuned = posterior.optimize_prior_precision()
-    best = tuned.log_marginal_likelihood()
+    best = log_evidence(tuned)
     assert isinstance(tuned.prior_precision, float)
     for factor in (0.5, 0.9, 1.1, 2.0):
-        assert posterior.with_prior(factor * tuned.prior_precision).log_marginal_likelihood() < best
+        assert log_evidence(posterior.with_prior(factor * tuned.prior_precision)) < best
     layered = posterior.optimize_prior_precision(per_layer=True)
     assert set(layered.prior_precision) == set(posterior.blocks)
-    assert layered.log_marginal_likelihood() >= best
+    assert log_evidence(layered) >= best
 
 
-def test_rank_deficient_factors() -> None:
-    """A constant input channel and a dead output need a prior."""
-    torch.manual_seed(0)
-    matrix = torch.diag(torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64))[None]
-    eigen = Eigendecomposition.of(matrix, torch.float64)
-    assert numerical_rank(eigen.values) == 2
+def test_a_dead_output_has_the_variance_of_the_prior() -> None:
     posterior = posterior_of(GROUPED)
     name = "net.1" if "net.1" in posterior.blocks else next(iter(posterior.blocks))
     block = posterior.blocks[name]
     dead = replace(block, H=Eigendecomposition(block.H.vectors, torch.zeros_like(block.H.values)))
     flat_posterior = replace(posterior, blocks={name: dead})
     assert torch.allclose(flat_posterior.variances(name), torch.tensor(2.0, dtype=torch.float64))
-    with pytest.raises(BoxcovError, match=f"{name}: Q has rank"):
-        replace(flat_posterior, prior_precision=0.0)
-    with pytest.raises(BoxcovError, match="raise it, exclude the layer, or use form='eigen'"):
+    with pytest.raises(BoxcovError, match="is zero and has no inverse: exclude the layer, or use"):
         flat_posterior.paper()
 
 
@@ -162,7 +153,6 @@ def test_eigenvalues_are_never_negative() -> None:
     # rank 3 of 50: rounding alone would give negative ones
     eigen = Eigendecomposition.of((x.T @ x)[None], torch.float32)
     assert float(eigen.values.min()) == 0
-    assert numerical_rank(eigen.values) == 3
 
 
 # files

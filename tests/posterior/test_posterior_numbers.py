@@ -33,9 +33,9 @@ def refused(path: Path, detector: TinyCenter, words: str) -> None:
     assert str(path) in str(error.value)
 
 
-@pytest.mark.parametrize("tau", [1e45, 1e31, 1e-45, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("tau", [1e45, 1e31, 1e-45, 0.0, -1.0, float("nan"), float("inf")])
 def test_prior_precisions_out_of_range_are_refused(posterior, tau) -> None:
-    with pytest.raises(BoxcovError, match="prior_precision must be 0, or lie between 1e-30"):
+    with pytest.raises(BoxcovError, match="prior_precision must lie between 1e-30"):
         posterior.with_prior(tau)
 
 
@@ -49,7 +49,7 @@ def test_the_largest_prior_precision_gives_a_covariance(posterior) -> None:
         ({"n_data": 1e200}, "n_data times the Fisher"),
         ({"n_data": 1e16}, "n_data must be above 0 and at most 1e15"),
         ({"n_data": 10**400}, "expected a finite number"),
-        ({"prior_precision": 1e45}, "prior_precision must be 0, or lie between"),
+        ({"prior_precision": 1e45}, "prior_precision must lie between"),
         ({"blocks": []}, "it has no layers"),
         ({"blocks": {}}, "it has no layers"),
     ],

@@ -20,10 +20,10 @@ from boxcov import (
 from boxcov.data import simulated
 from boxcov.detectors import centerpoint
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.posterior.kronecker_block import Eigendecomposition, log_evidence
+from boxcov.posterior.kronecker_block import Eigendecomposition
 from boxcov.posterior.posterior import EVIDENCE_LAYERS
 from boxcov.posterior.prior import auto_prior_precision
-from oracles.dense import box_jacobian, relative
+from oracles.dense import box_jacobian, log_evidence, relative
 
 SHARED = "head.shared.0"
 
@@ -66,8 +66,8 @@ def test_the_optimum_is_that_of_a_fine_grid(tiny, posterior) -> None:
     best = posterior.optimize_prior_precision(per_layer=True)
     grid = 10 ** torch.linspace(-8, 8, 3201, dtype=torch.float64)
     for name in (SHARED, "head.branches.rot.3"):
-        block, n = posterior.blocks[name], posterior.n_data
-        evidence = [log_evidence(block, n, float(tau)) for tau in grid]
+        layer = posterior.restricted([name])
+        evidence = [log_evidence(layer.with_prior(float(tau))) for tau in grid]
         at = int(torch.tensor(evidence).argmax())
         assert grid[at - 1] < best.tau(name) < grid[at + 1]
         assert evidence[:at] == sorted(evidence[:at])  # one maximum
@@ -198,5 +198,5 @@ def test_another_word_is_refused(tiny, text) -> None:
 
 
 def test_fit_refuses_a_precision_per_layer(tiny) -> None:
-    with pytest.raises(BoxcovError, match=r"set one per layer with Posterior\.with_prior"):
+    with pytest.raises(BoxcovError, match=r"Posterior\.with_prior sets one per layer"):
         fit(tiny, [], prior_precision={"stem.weight": 1.0})

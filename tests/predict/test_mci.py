@@ -63,31 +63,6 @@ def test_equal_frames_get_equal_numbers_whatever_came_before(tiny, image) -> Non
     assert torch.equal(model(image).covariance, first.covariance)
 
 
-class WithDropout(NetDetector):
-    def __init__(self, kind: type[nn.Module] = nn.Dropout, rate: float = 0.3) -> None:
-        torch.manual_seed(0)
-        super().__init__(
-            nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), kind(rate), nn.Conv2d(3, 2, 1))
-        )
-
-
-@pytest.mark.parametrize("kind", [nn.Dropout, nn.Dropout2d])
-def test_dropout_modules_of_the_detector_are_used(kind: type[nn.Module]) -> None:
-    detector, x = WithDropout(kind).eval(), torch.randn(1, 2, 5, 5)
-    state = torch.get_rng_state()
-    found = MCI(detector, dropout=None)(x)
-    assert bool((found.uncertainty > 0).all())
-    assert torch.equal(torch.get_rng_state(), state)
-    assert not detector.net[1].training
-
-
-def test_dropout_that_would_sample_nothing_is_refused(tiny, image) -> None:
-    with pytest.raises(BoxcovError, match=r"no dropout layers of its own .* so nothing would vary"):
-        MCI(tiny, dropout=None)(image)
-    with pytest.raises(BoxcovError, match="no dropout layers of its own"):
-        MCI(WithDropout(rate=0.0), dropout=None)(torch.randn(1, 2, 5, 5))
-
-
 def test_dropout_on_reparametrised_layers_is_refused() -> None:
     """Weight normalisation computes the weight in every pass, so no parameter can be dropped."""
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Exact covariances under EKFAC and weighted locations."""
+"""Exact covariances under EKFAC."""
 
 from __future__ import annotations
 
@@ -10,49 +10,31 @@ from boxcov.predict.route.verification import State
 from helpers.nets import CASES, Case
 from oracles.dense import box_jacobian, eigenbasis_covariance, flat, relative
 
-KINDS = {
-    "corrected": FitOptions(ekfac=True),
-    "gradient": FitOptions(locations="gradient"),
-    "both": FitOptions(locations="gradient", ekfac=True),
-}
-
 
 @pytest.fixture(scope="module")
-def kinds(tiny, train_frames) -> dict[str, Posterior]:
-    frames = train_frames[:60]
-    return {
-        kind: fit(tiny, frames, n_data=2000, prior_precision=1.0, options=options)
-        for kind, options in KINDS.items()
-    }
+def corrected(tiny, train_frames) -> Posterior:
+    options = FitOptions(ekfac=True)
+    return fit(tiny, train_frames[:60], n_data=2000, prior_precision=1.0, options=options)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_exact_equals_glm(tiny, kinds, image, kind: str) -> None:
-    model = ExactGLM(tiny, kinds[kind])
-    expected = GLM(tiny, kinds[kind])(image).covariance
+def test_exact_equals_glm(tiny, corrected, image) -> None:
+    model = ExactGLM(tiny, corrected)
+    expected = GLM(tiny, corrected)(image).covariance
     assert len(expected) > 2
     assert relative(model(image).covariance, expected) < 1e-5
     assert relative(model(image).covariance, expected) < 1e-5  # a second time, on trust
     assert model.router.stages_check.state is State.VERIFIED
 
 
-def test_the_correction_changes_the_covariance(tiny, kinds, train_frames, image) -> None:
-    plain = ExactGLM(tiny, fit(tiny, train_frames[:60], n_data=2000, prior_precision=1.0))(
-        image
-    ).covariance
-    for posterior in kinds.values():
-        assert relative(ExactGLM(tiny, posterior)(image).covariance, plain) > 0.01
+def test_the_correction_changes_the_covariance(tiny, corrected, train_frames, image) -> None:
+    plain = fit(tiny, train_frames[:60], n_data=2000, prior_precision=1.0)
+    found, before = (ExactGLM(tiny, each)(image).covariance for each in (corrected, plain))
+    assert relative(found, before) > 0.01
 
 
-def test_samples_agree(tiny, kinds, image) -> None:
-    exact = ExactGLM(tiny, kinds["both"])(image).covariance
-    assert (
-        relative(
-            MCGLM(tiny, kinds["both"], samples=1000)(image).covariance,
-            exact,
-        )
-        < 0.1
-    )
+def test_samples_agree(tiny, corrected, image) -> None:
+    exact = ExactGLM(tiny, corrected)(image).covariance
+    assert relative(MCGLM(tiny, corrected, samples=1000)(image).covariance, exact) < 0.1
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -71,7 +53,6 @@ def test_exact_equals_the_dense_product(case: Case) -> None:
         assert relative(model(inputs[:2]).covariance, expected) < 1e-9
 
 
-def test_no_boxes(tiny, kinds) -> None:
+def test_no_boxes(tiny, corrected) -> None:
     empty = torch.zeros(1, 1, 64, 64)
-    for posterior in kinds.values():
-        assert ExactGLM(tiny, posterior)(empty).covariance.shape[1:] == (5, 5)
+    assert ExactGLM(tiny, corrected)(empty).covariance.shape[1:] == (5, 5)

@@ -84,7 +84,7 @@ def deep(tiny, train_frames):
     [
         (ExactGLM, "stages", "none"),
         (MCGLM, "stages", "none"),
-        (GLM, "one backward pass per number", "the same"),
+        (GLM, "one backward pass per number", "one backward pass per number"),
         (
             lambda d, p: MCGLM(d, p, 4, derivative="fd", epsilon=1e-5),
             "finite differences",

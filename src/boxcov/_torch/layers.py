@@ -197,26 +197,6 @@ def columns(x: Tensor, geometry: Geometry) -> Tensor:
     return _patches(x, geometry, flip=False)
 
 
-def columns_at(x: Tensor, geometry: Geometry, item: Tensor, location: Tensor) -> Tensor:
-    """Return the vectors ``a`` (m, G, n_in) at locations (m,) of items (m,) only."""
-    if not geometry.kernel:
-        return x[item, location].unsqueeze(1)
-    n = len(geometry.kernel)
-    is_transposed = geometry.transposed
-    if is_transposed:
-        x, geometry = stretch(x, geometry), plain(geometry)
-    seen = _windows(x, geometry)
-    at: list[Tensor] = []
-    for size in reversed(seen.shape[2 : 2 + n]):
-        at.insert(0, location % size)
-        location = location // size
-    picked = seen.movedim(1, 1 + n)[(item, *at)]  # (m, channels, *k)
-    if is_transposed:
-        picked = picked.flip(tuple(range(2, 2 + n)))
-    n_in = seen.shape[1] // geometry.groups * geometry.taps
-    return picked.reshape(len(item), geometry.groups, n_in)
-
-
 def rows(d: Tensor, geometry: Geometry) -> Tensor:
     """Return the gradients ``d`` at every location (..., B, G, n_out, T).
 

@@ -1,4 +1,4 @@
-"""What all threads of a process share: a lock, torch's random numbers, the TF32 flags."""
+"""What all threads of a process share: a lock, random numbers, the TF32 flags, the GPU's clock."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Condition, RLock, get_ident
+from time import perf_counter
 from typing import Literal
 
 import torch
@@ -92,3 +93,11 @@ def _switch(tf32: bool | None) -> None:
             _outside.append(_flags())
         _holders[me] = tf32
         _set((tf32, tf32))
+
+
+def seconds(device: torch.device | str) -> float:
+    """Return the time of a clock in seconds, once a GPU has finished what it was given."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return perf_counter()

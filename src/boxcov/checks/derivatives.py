@@ -14,9 +14,9 @@ from boxcov.detector import Detector
 from boxcov.errors import join_names
 from boxcov.kfac.fit import FitOptions, fit
 from boxcov.predict.exact import ExactGLM
-from boxcov.predict.finite_difference import finite_differences
 from boxcov.predict.forward_mode.derivatives import ForwardModeError, directional_derivatives
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector, short_way
+from boxcov.predict.mcglm import finite_differences
 
 _LARGEST = 2500  # size of a factor that is decomposed in a few seconds
 _ROWS = 6  # boxes whose dependence on the raw outputs is traced
@@ -198,7 +198,7 @@ def logits(subject: Subject) -> Finding:
             "return the logit of each score, not detached",
         )
     has_groups = subject.shadow().instances(subject.needed_raw(), chosen, with_logit=True)
-    cost = "" if has_groups is not None else "; with_logit=True takes one backward pass per box"
+    cost = "" if has_groups is not None else "; with_logit=True takes D + 1 backward passes per box"
     todo = "append the logit in instances(with_logit=True), which makes it a few" if cost else ""
     same = torch.allclose(found.detach().sigmoid().to(chosen.scores), chosen.scores, atol=1e-4)
     return good(

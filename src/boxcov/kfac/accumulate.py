@@ -34,10 +34,8 @@ from boxcov.kfac.factors import (
     pack_sums,
     unpack_sums,
 )
-from boxcov.kfac.input_gram import weighted_gram
 from boxcov.kfac.losses import FrameLosses
 from boxcov.posterior.kronecker_block import Layer
-from boxcov.posterior.posterior import Locations
 
 _NO_INPUT = torch.empty(0)
 _NamedTerm = tuple[str, Term]
@@ -58,30 +56,31 @@ class _ForwardPass:
 
     inputs: InputFactors
     keep_inputs: bool
-    # per call: name, number of the input's factor or None, locations
-    calls: list[tuple[str, int | None, int]] = field(default_factory=list)
+    # per call: name, number of the input's factor, locations
+    calls: list[tuple[str, int, int]] = field(default_factory=list)
     differentiable: list[_Call] = field(default_factory=list)
 
 
 class Accumulator:
     """Adds batches to the factor sums of each layer; the layers are found in the first batch."""
 
-    def __init__(self, losses: FrameLosses, locations: Locations = "all") -> None:
+    def __init__(self, losses: FrameLosses) -> None:
         self.losses = losses
         self.parameters = losses.parameters
         self.device = losses.device
-        self.by_gradient = locations == "gradient"
         self.batch_layers = self.device.type != "cpu"  # one layer is enough for a CPU
         self._names = {id(alias): name for name, alias in losses.aliases.items()}
         self.sums: dict[str, FactorSums] = {}
         self.frames = 0
         self.loss = 0.0  # sum over frames
-        self.is_partial = False  # whether part of an item is in the sums
+        # an item is being added: set before the sums change, cleared when the item is counted, as
+        # an interrupt may come at any moment
+        self.is_partial = False
 
     def factors(self) -> list[tuple[Layer, Tensor, Tensor]]:
         """Return the layer, Q and H of every layer."""
         return [
-            (sums.layer, *sums.factors(self.frames, self.by_gradient))
+            (sums.layer, sums.Q / sums.locations, sums.H / self.frames)
             for sums in self.sums.values()
         ]
 
@@ -100,7 +99,7 @@ class Accumulator:
         is_first = not self.frames
         buffers = versions(list(self.losses.detector.buffers())) if is_first else []
         with torch.enable_grad():
-            forward, raw = self._forward(inputs, keep_inputs=is_first or self.by_gradient)
+            forward, raw = self._forward(inputs, keep_inputs=is_first)
             if is_first:
                 self._check_all_found()
             with self._record(forward):  # loss() may call layers, too
@@ -138,9 +137,7 @@ class Accumulator:
             out = call()
             layer = self._layer_sums(name, call).layer
             has_gradient = out.requires_grad  # False inside the detector's own no_grad
-            number = None
-            if not self.by_gradient:
-                number = forward.inputs.add(call, layer.bias is not None, may_wait=has_gradient)
+            number = forward.inputs.add(call, layer.bias is not None, may_wait=has_gradient)
             locations = out.numel() // (layer.geometry.groups * layer.n_out)
             forward.calls.append((name, number, locations))
             if has_gradient:
@@ -179,15 +176,7 @@ class Accumulator:
         ]
         names = (call.name for call, _ in reached)
         H = list(zip(names, output_terms([D for _, D in reached], self.batch_layers)))
-        if self.by_gradient:
-            return [(call.name, self._weighted_term(call, D)) for call, D in reached], H
-        terms = forward.inputs.terms
-        return [(name, terms[n]) for name, n, _ in forward.calls if n is not None], H
-
-    def _weighted_term(self, call: _Call, D: Tensor) -> Term:
-        has_bias = self.sums[call.name].layer.bias is not None
-        x, weights = at_least_float32(call.call.batched_x), at_least_float32(D).square().sum(-2)
-        return Term.of(weighted_gram(x, weights, call.call.geometry, has_bias))
+        return [(name, forward.inputs.terms[n]) for name, n, _ in forward.calls], H
 
     def _commit(
         self,
@@ -208,7 +197,6 @@ class Accumulator:
         )
         self.frames += frames
         self.loss += loss
-        self.is_partial = False
 
     # several processes, and checkpoints
 
@@ -233,12 +221,12 @@ class Accumulator:
         return int(all_items), int(all_skipped)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """See ``boxcov.kfac.checkpoint.PassSums``."""
+        """Return the tensors of a checkpoint by name, and the rest of the state as JSON."""
         tensors, layers = pack_sums(self.sums.values())
         return tensors, {"frames": self.frames, "loss": self.loss, "layers": layers}
 
     def load_state(self, file: Any, header: Mapping[str, Any]) -> None:
-        """See ``boxcov.kfac.checkpoint.PassSums``."""
+        """Restore the state from an open safetensors file; raise ValueError if it does not fit."""
         layers = header["layers"]
         sums = {entry["weight"]: unpack_sums(entry, file, self.parameters) for entry in layers}
         frames = check_count(header["frames"])
@@ -257,7 +245,7 @@ class Accumulator:
         shared = sorted({bias for bias in biases if biases.count(bias) > 1})
         lost = [name for name in self.parameters if name not in self.sums and name not in biases]
         if lost or shared:
-            raise BoxcovError(_unsupported_message(self.losses.detector, lost, shared))
+            raise _unsupported(self.losses.detector, lost + shared)
 
     def _check_gradients(
         self,
@@ -291,7 +279,7 @@ class Accumulator:
                 if float(error[..., at].norm()) > tolerance * allowed:
                     wrong.append(parameter)
         if wrong:
-            raise BoxcovError(_unsupported_message(self.losses.detector, wrong, []))
+            raise _unsupported(self.losses.detector, wrong)
 
 
 def _weight_gradient(call: LayerCall, d: Tensor, has_bias: bool) -> tuple[Tensor, Tensor]:
@@ -323,26 +311,14 @@ def _tolerance(gradient: Tensor, weight: Tensor) -> float:
     return 1e-3 if gradient.device.type == "cpu" else 2e-2
 
 
-def _unsupported_message(detector: nn.Module, lost: list[str], shared: list[str]) -> str:
-    idle = [name for name in lost if _is_layer(detector, name)]
-    other = [name for name in lost if name not in idle]
-    reasons = {
-        "not, or not only, the weight or bias of a linear layer or convolution": other,
-        "the bias of several layers": shared,
-        "a layer that does not run, or not with this weight alone": idle,
-    }
-    named = [f"{join_names(names)} ({reason})" for reason, names in reasons.items() if names]
-    return (
-        f"these parameters cannot be in a posterior: {'; '.join(named)}. Leave them out with "
-        f"FitOptions(exclude={_shortest_names(detector, [*lost, *shared])!r}), or give depth as a "
-        "list of module names"
+def _unsupported(detector: nn.Module, names: list[str]) -> BoxcovError:
+    """Return the error about parameters that are not the weight or bias of one matrix product."""
+    return BoxcovError(
+        f"these parameters cannot be in a posterior: {join_names(names)}. Each must be the weight "
+        "or bias of one linear layer or convolution that runs, and nothing else. Leave them out "
+        f"with FitOptions(exclude={_shortest_names(detector, names)!r}), or give depth as a list "
+        "of module names"
     )
-
-
-def _is_layer(detector: nn.Module, name: str) -> bool:
-    """Whether a parameter belongs to a linear layer or convolution."""
-    owner = detector.get_submodule(name.rpartition(".")[0])
-    return isinstance(owner, (nn.Linear, nn.modules.conv._ConvNd))
 
 
 def _shortest_names(detector: nn.Module, names: list[str]) -> list[str]:

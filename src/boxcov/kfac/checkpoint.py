@@ -1,21 +1,18 @@
 """The items of a fit in their order, and checkpoints: an interrupted run gives the same posterior.
 
-The file is replaced as a whole and only between two items, so it never holds part of an item.
-SIGINT and SIGTERM wait for the end of the current item and leave a checkpoint.
+The file is replaced as a whole and never holds part of an item. An error or an interrupt leaves a
+checkpoint of the items before.
 """
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from time import monotonic
-from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,13 +25,15 @@ from boxcov.data.sequence import Batches
 from boxcov.errors import BoxcovError
 from boxcov.files import check_writable, remove_leftovers, to_json, write_safetensors
 from boxcov.input_file import open_tensors
+from boxcov.kfac.accumulate import Accumulator
+from boxcov.kfac.ekfac import GradientMoments
 from boxcov.kfac.factors import check_count
 from boxcov.version import __version__
 
+PassSums = Accumulator | GradientMoments  # of the first pass over the items, and of the second
 FORMAT = 1
 _KEY = "boxcov.checkpoint"
 _KIND = ("a checkpoint of a fit", _KEY, "remove it to start again")
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Items:
@@ -163,27 +162,8 @@ def second_pass_path(path: str | Path) -> Path:
     return Path(path).with_name(f"{Path(path).name}.second")
 
 
-class PassSums(Protocol):
-    """Sums of a pass over the items that a checkpoint can hold."""
-
-    device: torch.device
-
-    @property
-    def is_partial(self) -> bool:
-        """Whether part of an item is in the sums; a second interrupt may come at any moment."""
-
-    def add(self, inputs: Any, targets: Any, number: int) -> None:
-        """Add one item; if anything is raised, the sums stay those of the items before."""
-
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the tensors by name, and the rest of the state as JSON."""
-
-    def load_state(self, file: Any, header: Mapping[str, Any]) -> None:
-        """Restore the state from an open safetensors file; raise ValueError if it does not fit."""
-
-
 class Checkpointer:
-    """Saves the sums of one pass at an interval and on interrupts; without a file it only counts.
+    """Saves the sums of one pass at an interval and on errors; without a file it only counts.
 
     settings: everything that decides the sums, by name; a file with other settings is refused.
     """
@@ -199,8 +179,6 @@ class Checkpointer:
         self._last_item: Any = None
         self._saved_at = monotonic()
         self._saved_items = 0
-        self._signal: int | None = None  # received, not yet handled
-        self._handlers: dict[int, Any] = {}
         if checkpoint is None or self.path is None:
             return
         self._every_seconds = checkpoint.every_seconds
@@ -211,19 +189,12 @@ class Checkpointer:
             self._load(self.path)
 
     def __enter__(self) -> Checkpointer:
-        if self.path is not None and threading.current_thread() is threading.main_thread():
-            # a signal that the parent ignores, as under nohup, stays ignored
-            numbers = [n for n in _SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
-            self._handlers = {n: signal.signal(n, self._defer_signal) for n in numbers}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and not issubclass(kind, _SaveError) and not self.sums.is_partial:
             with suppress(BoxcovError):  # the original error is more useful
                 self.save()
-        self._restore_handlers()
-        if kind is None and self._signal is not None:
-            self._raise_signal()
 
     def remaining(self, items: Items) -> Iterator[tuple[int, Any]]:
         """Yield the items still to be processed.
@@ -242,36 +213,11 @@ class Checkpointer:
         return remaining
 
     def item_done(self, number: int, item: Any) -> None:
-        """Record that an item was added or skipped; save if it is time, handle signals."""
+        """Record that an item was added or skipped; save if it is time."""
         self.next_item, self._last_item = number + 1, item
-        if self.path is None:
-            return
-        if self._signal is not None:
+        self.sums.is_partial = False
+        if self.path is not None and monotonic() - self._saved_at >= self._every_seconds:
             self.save()
-            self._restore_handlers()
-            self._raise_signal()
-        if monotonic() - self._saved_at >= self._every_seconds:
-            self.save()
-
-    # signals
-
-    def _defer_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._signal is not None:  # the second signal interrupts at once
-            self._restore_handlers()
-            self._raise_signal()
-        self._signal = number
-
-    def _restore_handlers(self) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        self._handlers = {}
-
-    def _raise_signal(self) -> None:
-        assert self._signal is not None
-        number, self._signal = self._signal, None
-        signal.raise_signal(number)
-
-    # the file
 
     def save(self) -> None:
         """Write the file, unless it is up to date."""

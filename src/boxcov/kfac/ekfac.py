@@ -38,7 +38,9 @@ class GradientMoments:
         self.kfac_posterior, self.losses = posterior, losses
         self.device = losses.device
         self.frames = 0
-        self.is_partial = False  # whether part of an item is in the sums
+        # an item is being added: set before the sums change, cleared when the item is counted, as
+        # an interrupt may come at any moment
+        self.is_partial = False
         self.squares = {  # (G, n_out, n_in) sums of (V^T G_f U)^2 over frames, by layer
             name: torch.zeros_like(block.curvature, dtype=torch.float64)
             for name, block in posterior.blocks.items()
@@ -73,7 +75,6 @@ class GradientMoments:
         for each in gradients:
             self._add_frame(each)
         self.frames += len(losses)
-        self.is_partial = False
 
     @full_precision()
     def _add_frame(self, gradients: dict[str, Tensor]) -> None:
@@ -99,11 +100,11 @@ class GradientMoments:
         self.frames = int(world.all_reduce(list(self.squares.values()), [self.frames])[0])
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """See ``boxcov.kfac.checkpoint.PassSums``."""
+        """Return the tensors of a checkpoint by name, and the rest of the state as JSON."""
         return self.squares, {"frames": self.frames}
 
     def load_state(self, file: Any, header: Mapping[str, Any]) -> None:
-        """See ``boxcov.kfac.checkpoint.PassSums``."""
+        """Restore the state from an open safetensors file; raise ValueError if it does not fit."""
         frames = check_count(header["frames"])
         for name, total in self.squares.items():
             total.copy_(read_sum(file, name, list(total.shape), total.device))

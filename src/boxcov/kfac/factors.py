@@ -4,11 +4,7 @@
     H = mean over frames of the sum over locations of d d^T    (n_out, n_out)
 
 Only Q is divided by the number of locations T ("expand" scaling): dividing both would lose a
-factor T. With ``locations="gradient"`` each location has the weight |d|^2,
-
-    Q = (sum of |d|^2 a a^T) / (sum of |d|^2),
-
-so that ``tr Q tr H`` is exactly the mean over frames of the sum over locations of |a|^2 |d|^2.
+factor T.
 
     term of Q: sum over locations of a a^T    (G, n_in, n_in)
     term of H: sum over locations of d d^T    (G, n_out, n_out)
@@ -40,7 +36,7 @@ class FactorSums:
     """The sums of one layer, in float64 so that late frames are not lost to rounding."""
 
     layer: Layer
-    Q: Tensor  # (G, n_in, n_in) sum of a a^T, or of |d|^2 a a^T
+    Q: Tensor  # (G, n_in, n_in) sum of a a^T
     H: Tensor  # (G, n_out, n_out) sum of d d^T
     locations: int = 0
     has_gradient: bool = False  # whether any loss depended on the layer
@@ -50,14 +46,6 @@ class FactorSums:
         sizes = [(layer.geometry.groups, n, n) for n in (layer.n_in, layer.n_out)]
         Q, H = (torch.zeros(size, dtype=torch.float64, device=device) for size in sizes)
         return FactorSums(layer, Q, H)
-
-    def factors(self, frames: int, by_gradient: bool) -> tuple[Tensor, Tensor]:
-        """Return Q (G, n_in, n_in) and H (G, n_out, n_out) of ``frames`` frames."""
-        H = self.H / frames
-        if not by_gradient:
-            return self.Q / self.locations, H
-        total = self.H.diagonal(dim1=1, dim2=2).sum(1)  # sum of |d|^2; 0 for a group without any
-        return self.Q / torch.where(total > 0, total, 1)[:, None, None], H
 
     def identity(self) -> tuple[Tensor, Tensor]:
         """Return identity matrices in place of Q and H, for ``fisher="identity"``."""

@@ -19,9 +19,9 @@ from boxcov.kfac.accumulate import Accumulator
 from boxcov.kfac.checkpoint import Checkpoint, Checkpointer, Items, PassSums, second_pass_path
 from boxcov.kfac.ekfac import GradientMoments
 from boxcov.kfac.factors import kronecker_blocks
-from boxcov.kfac.losses import FrameLosses, FrameWeight, select_parameters
+from boxcov.kfac.losses import FrameLosses, select_parameters
 from boxcov.posterior.kronecker_block import check_precisions
-from boxcov.posterior.posterior import FisherKind, Form, Locations, Posterior
+from boxcov.posterior.posterior import FisherKind, Form, Posterior
 from boxcov.posterior.prior import auto_prior_precision
 
 Progress = Callable[[int, int | None], None]
@@ -37,32 +37,25 @@ class FitOptions:
     fraction: share of the items to use, drawn with ``seed``.
     seed: random seed of the drawn items and, for ``fisher="mc"``, of the drawn targets.
     ekfac: correct the eigenvalues by a second pass over the frames, see ``boxcov.kfac.ekfac``.
-    locations: "all" weights all locations equally in the input factor Q; "gradient" weights each
-        by its squared gradient, because the box loss has a gradient at few cells only.
     form: "eigen" is ``(n F + tau I)^-1``; "paper" is ``Q^-1 (x) H^-1`` with ``jitter``.
     jitter: added to each factor of the form "paper", relative to its mean eigenvalue.
     nonfinite: "error" stops at an item with NaN or infinite inputs, loss or gradients; "skip"
         leaves it out and counts it.
-    frame_weight: function from the targets of an item to a weight for the loss of each frame, for
-        example the number of objects that the loss was divided by.
 
-    >>> FitOptions(fraction=0.1, ekfac=True).locations
-    'all'
+    >>> FitOptions(fraction=0.1, ekfac=True).form
+    'eigen'
     """
 
     exclude: Sequence[str] = ()
     fraction: float = 1.0
     seed: int = 0
     ekfac: bool = False
-    locations: Locations = "all"
     form: Form = "eigen"
     jitter: float = 1e-6
     nonfinite: NonFinite = "error"
-    frame_weight: FrameWeight | None = None
 
     def __post_init__(self) -> None:
         check_choice("form", self.form, Form)
-        check_choice("locations", self.locations, Locations)
         check_choice("nonfinite", self.nonfinite, NonFinite)
         if not 0 < self.fraction <= 1:
             raise BoxcovError(f"fraction must be above 0 and at most 1, got {self.fraction}")
@@ -122,9 +115,8 @@ def fit(
     settings |= {"parameters": list(parameters), **items.settings()}
     passes = _Passes(items, options, settings, checkpoint, progress)
     sample_seed = options.seed if fisher == "mc" else None
-    losses = FrameLosses(detector, parameters, options.frame_weight, sample_seed)
-    accumulator = Accumulator(losses, options.locations)
-
+    losses = FrameLosses(detector, parameters, sample_seed)
+    accumulator = Accumulator(losses)
     if fisher == "identity":
         frames_read, items_read, skipped = *_find_layers(accumulator, frames, options), 0
         factors = [(sums.layer, *sums.identity()) for sums in accumulator.sums.values()]
@@ -145,7 +137,6 @@ def fit(
         depth=settings["depth"],
         form=options.form,
         jitter=options.jitter,
-        locations=options.locations,
         skipped=skipped,
         meta={"seed": str(options.seed), "fraction": f"{options.fraction:g}"},
     )
@@ -249,16 +240,12 @@ def _checkpoint_settings(
     detector: Detector, depth: str | Sequence[str], fisher: str, options: FitOptions
 ) -> dict[str, Any]:
     """Return what decides the sums of a checkpoint."""
-    weight = options.frame_weight
-    name = getattr(weight, "__qualname__", type(weight).__name__)
     return {
         "weights_sha256": fingerprint(detector),
         "depth": depth if isinstance(depth, str) else ",".join(depth),
         "fisher": fisher,
         "fraction": options.fraction,
         "seed": options.seed,
-        "locations": options.locations,
-        "weight": None if weight is None else name,
         **{f"configuration {name}": text for name, text in own_configuration(detector).items()},
     }
 
@@ -272,13 +259,11 @@ def _tokens(targets: Any) -> str:
 
 def _initial_prior_precision(prior_precision: float | str, n_data: float | None) -> float:
     """Return the prior precision, for "auto" 1 until it is chosen; raise if it is out of range."""
-    if isinstance(prior_precision, Mapping):
+    if isinstance(prior_precision, str | Mapping) and prior_precision != "auto":
         raise BoxcovError(
-            "prior_precision must be 'auto' or a number: fit with a number, then set one per layer "
-            "with Posterior.with_prior"
+            f"prior_precision must be 'auto' or a number, got {prior_precision!r}: "
+            "Posterior.with_prior sets one per layer afterwards"
         )
-    if isinstance(prior_precision, str) and prior_precision != "auto":
-        raise BoxcovError(f"prior_precision must be 'auto' or a number, got {prior_precision!r}")
     tau = 1.0 if isinstance(prior_precision, str) else prior_precision
     check_precisions(1.0 if n_data is None else n_data, tau, "all layers")
     return tau

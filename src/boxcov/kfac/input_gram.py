@@ -22,9 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from boxcov._torch.layers import Geometry, columns, columns_at, gram, plain, stretch
+from boxcov._torch.layers import Geometry, columns, gram, plain, stretch
 
-_MAX_BYTES = 128 * 2**20  # of columns at once
 _TILE = 64
 _BUSY_TILES = 256  # tiles of 64 x 64 outputs that keep a GPU busy
 
@@ -36,7 +35,8 @@ def input_gram(x: Tensor, geometry: Geometry, has_bias: bool) -> Tensor:
     """
     locations = len(x) * (prod(_output_sizes(x, geometry)) if geometry.kernel else x.shape[1])
     if not locations:  # an empty batch, or an input smaller than the kernel
-        return _zeros(x, geometry, has_bias)
+        n_in = x.shape[1] // geometry.groups * geometry.taps if geometry.kernel else x.shape[-1]
+        return x.new_zeros(geometry.groups, n_in + has_bias, n_in + has_bias)
     if _correlates(x, geometry):
         Q, total = _by_correlation(x, geometry)
     else:
@@ -46,11 +46,6 @@ def input_gram(x: Tensor, geometry: Geometry, has_bias: bool) -> Tensor:
         Q = pad(Q, (0, 1, 0, 1), value=locations)
         Q[:, -1, :-1] = Q[:, :-1, -1] = total
     return Q
-
-
-def _zeros(x: Tensor, geometry: Geometry, has_bias: bool) -> Tensor:
-    n_in = x.shape[1] // geometry.groups * geometry.taps if geometry.kernel else x.shape[-1]
-    return x.new_zeros(geometry.groups, n_in + has_bias, n_in + has_bias)
 
 
 def input_grams(xs: Sequence[Tensor], geometry: Geometry, has_bias: bool) -> Tensor:
@@ -71,23 +66,6 @@ def memory_of(x: Tensor, geometry: Geometry) -> int:
     if not geometry.kernel or _correlates(x, geometry):
         return x.numel() * size
     return x.shape[0] * x.shape[1] * geometry.taps * prod(_output_sizes(x, geometry)) * size
-
-
-def weighted_gram(x: Tensor, weights: Tensor, geometry: Geometry, has_bias: bool) -> Tensor:
-    """Return the sum of ``w a a^T`` over all locations (G, n_in, n_in).
-
-    The weights (B, G, T) are at least 0; locations of weight 0 cost nothing.
-    """
-    Q = _zeros(x, geometry, has_bias)
-    items, locations = weights.amax(1).nonzero(as_tuple=True)
-    step = max(1, _MAX_BYTES // (len(Q) * (Q.shape[1] - has_bias) * x.element_size()))
-    for item, location in zip(items.split(step), locations.split(step)):
-        a = columns_at(x, geometry, item, location)  # (m, G, n_in)
-        if has_bias:
-            a = torch.cat([a, torch.ones_like(a[:, :, :1])], 2)
-        a = a * weights[item, :, location].sqrt().unsqueeze(2)
-        Q += a.permute(1, 2, 0) @ a.transpose(0, 1)
-    return Q
 
 
 def _correlates(x: Tensor, geometry: Geometry) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ from boxcov._torch.modules import fresh, shadow
 from boxcov.detector import Detector, part_modules
 from boxcov.errors import BoxcovError, NotFiniteFrameError, join_names
 
-FrameWeight = Callable[[Any], Any]  # from the targets of an item to the weights (B,) of its frames
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 _WRAPPED = "model."  # the names of a model inside boxcov.wrap begin with it
 
@@ -23,7 +22,6 @@ class FrameLosses:
     The parameters of the shadow are aliases: the detector's own ``requires_grad`` flags stay as
     they are, and no autograd graph is built before the first layer of the posterior.
 
-    frame_weight: weights of the frames' losses, see ``FitOptions``.
     sample_seed: if given, targets are sampled from the detector's predictive distribution.
     """
 
@@ -31,7 +29,6 @@ class FrameLosses:
         self,
         detector: Detector,
         parameters: Mapping[str, nn.Parameter],
-        frame_weight: FrameWeight | None = None,
         sample_seed: int | None = None,
     ) -> None:
         everything = dict(detector.named_parameters())
@@ -46,7 +43,6 @@ class FrameLosses:
             detector, {id(p): aliases[name] for name, p in everything.items() if name in aliases}
         )
         self.device = next(iter(parameters.values())).device
-        self.frame_weight = frame_weight
         self.sample_seed = sample_seed
 
     def raw(self, inputs: Any) -> Any:
@@ -54,7 +50,7 @@ class FrameLosses:
         return self.detector(fresh(inputs))
 
     def compute(self, raw: Any, inputs: Any, targets: Any, number: int) -> Tensor:
-        """Return the checked and weighted loss of each frame (B,) of item ``number``."""
+        """Return the checked loss of each frame (B,) of item ``number``."""
         most = most_frames(inputs, targets)
         if self.sample_seed is not None:
             generator = torch.Generator(self.device)
@@ -67,17 +63,7 @@ class FrameLosses:
                 f"loss() returned {len(losses)} values for item {number}, which has {most} frames: "
                 "return the sum over each frame's locations or boxes, shape (B,)"
             )
-        if self.frame_weight is None:
-            return losses
-        weights = torch.as_tensor(
-            self.frame_weight(targets), dtype=losses.dtype, device=losses.device
-        ).detach()
-        if weights.shape != losses.shape or not bool((weights.isfinite() & (weights >= 0)).all()):
-            raise BoxcovError(
-                "frame_weight must return a finite number of at least 0 for each of the "
-                f"{len(losses)} frames of item {number}, got {weights.tolist()}"
-            )
-        return losses * weights
+        return losses
 
 
 def item_seed(seed: int, number: int) -> int:

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from boxcov import GLM, MCGLM, MCI, ExactGLM, compile, fit
-from boxcov._torch.clock import seconds
 from boxcov._torch.modules import LayerCallMode, fresh, ready
+from boxcov._torch.process_state import seconds
 from boxcov.detector import Detector
 from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.errors import BoxcovError

@@ -10,7 +10,7 @@ from typing import Any, TypeGuard, TypeVar
 
 import torch
 
-from boxcov._torch.clock import seconds
+from boxcov._torch.process_state import seconds
 from boxcov.checks.plausibility import observe
 from boxcov.detector import Detector
 from boxcov.detectors import centerpoint, torchvision, transformers, ultralytics, yolox

@@ -41,7 +41,6 @@ def run(options: FitCommand, progress: Progress | None = None) -> Posterior:
             options=FitOptions(
                 fraction=options.fraction,
                 form=options.form,
-                locations=options.locations,
                 ekfac=options.ekfac,
                 seed=source.seed,
                 nonfinite=options.nonfinite,
@@ -79,7 +78,6 @@ def summarize(posterior: Posterior, minutes: float) -> dict[str, Any]:
         "determined": _determined(posterior),
         "fisher": posterior.fisher,
         "form": posterior.form,
-        "locations": posterior.locations,
         "error": posterior.error,
         "corrected": any(not block.is_kronecker for block in posterior.blocks.values()),
         "loss": posterior.loss,
@@ -93,7 +91,7 @@ def summarize(posterior: Posterior, minutes: float) -> dict[str, Any]:
 
 def _determined(posterior: Posterior) -> float | None:
     """Return the number of weights that the frames determine; None without a prior."""
-    blocks = posterior.blocks.items()
-    if posterior.form == "paper" or not all(posterior.tau(name) > 0 for name, _ in blocks):
+    if posterior.form == "paper":
         return None
-    return sum(determined_weights(b, posterior.n_data, posterior.tau(name)) for name, b in blocks)
+    n_data, blocks = posterior.n_data, posterior.blocks.items()
+    return sum(determined_weights(block, n_data, posterior.tau(name)) for name, block in blocks)

@@ -14,8 +14,8 @@ from warnings import warn
 
 import torch
 
-from boxcov._torch.clock import seconds
 from boxcov._torch.distributed import join_process_group
+from boxcov._torch.process_state import seconds
 from boxcov.concatenation import concatenate
 from boxcov.detections import Detections
 from boxcov.detector import Detector

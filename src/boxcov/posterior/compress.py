@@ -89,11 +89,6 @@ def _check(posterior: Posterior, error: float) -> None:
             f"the Fisher of {join_names(corrected)} comes from a second pass and cannot be "
             "compressed: fit without ekfac"
         )
-    flat = [name for name in posterior.blocks if posterior.tau(name) == 0]
-    if flat:
-        raise BoxcovError(
-            f"compressing needs a prior_precision above 0, but it is 0 for {join_names(flat)}"
-        )
 
 
 @full_precision()

@@ -25,10 +25,10 @@ from boxcov.posterior.kronecker_block import (
     KroneckerBlock,
     Layer,
 )
-from boxcov.posterior.posterior import FisherKind, Form, Locations, Posterior
+from boxcov.posterior.posterior import FisherKind, Form, Posterior
 from boxcov.version import __version__
 
-FORMAT = 1  # "error_model", "locations", "skipped" and "configuration" are optional
+FORMAT = 1  # "error_model", "skipped" and "configuration" are optional
 CORRECTED = 2  # with the eigenvalues of EKFAC; the "full" Fishers of boxcov 0.1 are left out
 PACKED = 3  # compressed factors, and "error"
 SHIPPED = Path(__file__).parents[1] / "detectors/centerpoint/weights/small-posterior.safetensors"
@@ -42,7 +42,6 @@ _ENTRIES: dict[str, Any] = {
     **dict.fromkeys(("frames", "skipped"), int),
     "fisher": FisherKind,
     "form": Form,
-    "locations": Locations,
     "meta": dict[str, Any],
     "prior_precision": float | dict[str, float],
 }
@@ -211,12 +210,14 @@ def _block(
         if entry[key] not in factors:
             factors[entry[key]] = _factor(tensors, entry[key], groups, n, what)
         found.append(factors[entry[key]])
-        _check_factor(found[-1], (groups, n, n), what)
+        vectors, values = found[-1].vectors, found[-1].values
+        _check_numbers(vectors, (groups, n, n), values.dtype, what, -1.001)
+        _check_numbers(values, (groups, n), vectors.dtype, f"the eigenvalues of {what}", 0)
     Q, H = found
     eigenvalues = tensors.get(f"corrected.{layer.name}")
     if eigenvalues is not None:
         what = f"the corrected eigenvalues of {layer.name}"
-        _check_values(eigenvalues, (groups, n_out, n_in), Q.values.dtype, what)
+        _check_numbers(eigenvalues, (groups, n_out, n_in), Q.values.dtype, what, 0)
     square_norm = conform(entry["square_norm"], float, "square_norm")
     return KroneckerBlock(layer, Q, H, square_norm, eigenvalues)
 
@@ -224,7 +225,7 @@ def _block(
 def _posterior(
     about: dict[str, Any], tensors: dict[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
 ) -> Posterior:
-    about = {"locations": "all", "skipped": 0, "error": 0.0, "configuration": {}, **about}
+    about = {"skipped": 0, "error": 0.0, "configuration": {}, **about}
     values = {name: conform(about[name], kind, name) for name, kind in _ENTRIES.items()}
     return Posterior(
         blocks=_blocks(about["blocks"], tensors, shapes, values["n_data"]),
@@ -275,26 +276,26 @@ def _factor(
         if name.startswith(start)
     }
     if "vectors" in held:
-        factor = Eigendecomposition(held["vectors"], held["values"])
-        _check_factor(factor, (groups, n, n), what)
-        _check_orthonormal(factor.vectors, what)
-        return factor
+        vectors, values = held["vectors"], held["values"]
+        _check_numbers(vectors, (groups, n, n), values.dtype, what, -1.001)
+        _check_orthonormal(vectors, what)
+        return Eigendecomposition(vectors, values)
     packed = PackedFactor(n, **{name: held[name] for name in TENSORS})
     check_packed(packed, groups, what)
     return Eigendecomposition(*packed.unpack(), packed)
 
 
-def _check_factor(factor: Eigendecomposition, shape: tuple[int, int, int], what: str) -> None:
-    if tuple(factor.vectors.shape) != shape or tuple(factor.values.shape) != shape[:2]:
-        raise ValueError(f"{what} has shape {tuple(factor.vectors.shape)}, expected {shape}")
-    dtypes = {factor.vectors.dtype, factor.values.dtype}
-    if dtypes not in ({torch.float32}, {torch.float64}):
-        raise ValueError(f"{what} is of {dtypes}")
-    is_valid = (factor.values >= 0) & factor.values.isfinite()
-    if not bool(factor.vectors.isfinite().all()) or not bool(is_valid.all()):
-        raise ValueError(f"{what} holds a NaN, an infinity or a negative eigenvalue")
-    if not bool((factor.vectors.abs() <= 1 + 1e-3).all()):
-        raise ValueError(f"{what} has vectors longer than 1")
+def _check_numbers(
+    numbers: Tensor, shape: tuple[int, ...], dtype: torch.dtype, what: str, lowest: float
+) -> None:
+    is_float = numbers.dtype == dtype and dtype in (torch.float32, torch.float64)
+    if tuple(numbers.shape) != shape or not is_float:
+        raise ValueError(
+            f"{what} has shape {tuple(numbers.shape)} and {numbers.dtype}, expected {shape} and "
+            f"{dtype}"
+        )
+    if not bool(((numbers >= lowest) & numbers.isfinite()).all()):
+        raise ValueError(f"{what} holds a NaN, an infinity or a number below {lowest}")
 
 
 def _check_orthonormal(vectors: Tensor, what: str) -> None:
@@ -305,12 +306,3 @@ def _check_orthonormal(vectors: Tensor, what: str) -> None:
     error = float((vectors.transpose(1, 2) @ (vectors @ x) - x).norm(dim=1).max())
     if not error <= _ORTHONORMAL:
         raise ValueError(f"{what} has eigenvectors that are not orthonormal (off by {error:.3g})")
-
-
-def _check_values(values: Tensor, shape: tuple[int, ...], dtype: torch.dtype, what: str) -> None:
-    is_valid = bool(((values >= 0) & values.isfinite()).all())
-    if tuple(values.shape) != shape or values.dtype != dtype or not is_valid:
-        raise ValueError(
-            f"{what} have shape {tuple(values.shape)} and {values.dtype}, "
-            "or are negative or not finite"
-        )

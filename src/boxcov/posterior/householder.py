@@ -89,29 +89,20 @@ def count_numbers(size: int, start: int, stop: int) -> int:
 
 def check_packed(packed: PackedFactor, groups: int, what: str) -> None:
     """Raise ValueError if the tensors of a file do not fit together, before any allocation."""
-    n, exact, rounded = packed.size, packed.exact, packed.rounded
-    r = packed.values.dim() == 2 and packed.values.shape[1]
+    n, r = packed.size, packed.values.shape[-1]
     c = r - packed.scale.shape[-1]
-    if not 0 <= c <= r <= n or {len(t) for t in packed.tensors().values()} != {groups}:
-        raise ValueError(
-            f"{what} holds {r} reflections, {c} exact, in {n} dimensions and {groups} groups"
-        )
-    counts = (count_numbers(n, 0, c), count_numbers(n, c, r), r - c, r)
-    for tensor, expected in zip((exact, rounded, packed.scale, packed.values), counts):
-        if tuple(tensor.shape) != (groups, expected):
+    exact, rounded = count_numbers(n, 0, c), count_numbers(n, c, r)
+    shapes: list[tuple[int, ...]] = [(groups, m) for m in (exact, rounded, r - c, r)] + [(groups,)]
+    for (name, tensor), shape in zip(packed.tensors().items(), shapes):
+        dtype = torch.int16 if name == "rounded" else packed.values.dtype
+        if not 0 <= c <= r <= n or tuple(tensor.shape) != shape or tensor.dtype != dtype:
             raise ValueError(
-                f"{what} holds {tensor.numel()} numbers of {r} reflections in {n} dimensions, "
-                f"expected {groups * expected}"
+                f"{what} holds {name} of shape {tuple(tensor.shape)} and {tensor.dtype} for {r} "
+                f"reflections, {c} exact, in {n} dimensions and {groups} groups"
             )
-    dtypes = {t.dtype for t in (exact, packed.scale, packed.values, packed.rest)}
-    is_float = dtypes in ({torch.float32}, {torch.float64})
-    if not is_float or rounded.dtype != torch.int16 or packed.rest.dim() != 1:
-        raise ValueError(f"{what} is of {dtypes} and {rounded.dtype}")
-    largest = ((exact, 1.001), (packed.scale, 1.001 / STEPS))
+    largest = ((packed.exact, 1.001), (packed.scale, 1.001 / STEPS))
     if not all(bool((t.abs() <= most).all()) for t, most in largest):
         raise ValueError(f"{what} has numbers out of the range of reflections")
-    if not all(bool(((t >= 0) & t.isfinite()).all()) for t in (packed.values, packed.rest)):
-        raise ValueError(f"{what} holds a NaN, an infinity or a negative eigenvalue")
 
 
 def _counts(n: int, r: int, device: torch.device) -> Tensor:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from math import log
 from numbers import Real
 from typing import Any
 
@@ -31,10 +30,10 @@ def check_precisions(n_data: float, tau: float, name: str) -> None:
     for what, value in (("prior_precision", tau), ("n_data", n_data)):
         if not isinstance(value, Real | Tensor):
             raise BoxcovError(f"{what} must be a number, got {value!r}")
-    if not (tau == 0 or 1 / MAX_PRECISION <= tau <= MAX_PRECISION):
+    if not 1 / MAX_PRECISION <= tau <= MAX_PRECISION:
         raise BoxcovError(
-            f"prior_precision must be 0, or lie between {1 / MAX_PRECISION:g} and "
-            f"{MAX_PRECISION:g} so that float32 holds the variances, got {tau} for {name}"
+            f"prior_precision must lie between {1 / MAX_PRECISION:g} and {MAX_PRECISION:g} so that "
+            f"float32 holds the variances, got {tau} for {name}"
         )
     if not 0 < n_data <= MAX_FRAMES:
         raise BoxcovError(f"n_data must be above 0 and at most 1e15, got {n_data}")
@@ -139,7 +138,7 @@ class KroneckerBlock:
     layer: Layer
     Q: Eigendecomposition  # (G, n_in): inputs
     H: Eigendecomposition  # (G, n_out): output gradients
-    square_norm: float  # of the trained weights, for the marginal likelihood
+    square_norm: float  # of the trained weights, for the prior precision
     ekfac_eigenvalues: Tensor | None = None  # (G, n_out, n_in) lambda_ab, in place of m_a l_b
 
     @property
@@ -199,34 +198,6 @@ class KroneckerBlock:
             H=moved[id(self.H)],
             ekfac_eigenvalues=None if values is None else values.to(device),
         )
-
-    def rank_deficiency(self) -> str:
-        """Return the ranks in words; nothing if the Fisher has full rank."""
-        values = {"Q": self.Q.values, "H": self.H.values}
-        if not self.is_kronecker:
-            values = {"the Fisher": self.curvature.flatten(1)}
-        ranks = {name: (numerical_rank(v), v.shape[1]) for name, v in values.items()}
-        if all(rank == n for rank, n in ranks.values()):
-            return ""
-        return ", ".join(f"{name} has rank {rank} of {n}" for name, (rank, n) in ranks.items())
-
-
-def numerical_rank(values: Tensor) -> int:
-    """Return the smallest number, over groups, of eigenvalues (G, n) above rounding."""
-    floor = values.shape[1] * torch.finfo(values.dtype).eps * values.amax(1, keepdim=True)
-    return int((values > floor).sum(1).min())
-
-
-def log_evidence(block: KroneckerBlock, n_data: float, tau: float) -> float:
-    """Return a layer's share of the log marginal likelihood.
-
-    With w weights theta and the eigenvalues f_i of the Fisher, this is
-    ``(w log tau - tau |theta|^2 - sum_i log(n f_i + tau)) / 2``.
-    """
-    if tau == 0:
-        return float("-inf")
-    precision = n_data * block.curvature.double() + tau
-    return 0.5 * (block.size * log(tau) - tau * block.square_norm - float(precision.log().sum()))
 
 
 def determined_weights(block: KroneckerBlock, n_data: float, tau: float) -> float:

@@ -28,14 +28,12 @@ from boxcov.posterior.kronecker_block import (
     Eigendecomposition,
     KroneckerBlock,
     check_precisions,
-    log_evidence,
 )
 
 if TYPE_CHECKING:
     from boxcov.posterior.file import Storage
 
 FisherKind = Literal["empirical", "mc", "identity"]
-Locations = Literal["all", "gradient"]
 Form = Literal["eigen", "paper"]
 EVIDENCE_LAYERS = "evidence_layers"  # in the meta data of an automatic prior, see prior.py
 
@@ -60,7 +58,7 @@ class Posterior:
     Posterior(depth='head.shared.0', form='eigen')
       layers: 1 (head.shared.0), 4,608 weights
       prior precision: auto, 874 to 874 (0 layers set by the frames, 1 by the size of the weights)
-      Fisher: empirical, locations='all', 2 frames for n_data=100
+      Fisher: empirical, 2 frames for n_data=100
       stored: 0.32 MiB
       error model: none, uncalibrated
     """
@@ -70,41 +68,18 @@ class Posterior:
     prior_precision: float | Mapping[str, float]  # tau, for all layers or per layer
     fisher: FisherKind
     frames: int  # number of frames that the factors were computed from
-    loss: float  # mean weighted training loss of these frames
+    loss: float  # mean training loss of these frames
     fingerprint: str  # of the detector's weights
     depth: str = "head"
     form: Form = "eigen"
     jitter: float = 1e-6  # of the form "paper", relative to a factor's mean eigenvalue
     meta: Mapping[str, str] = field(default_factory=dict)
-    locations: Locations = "all"  # weights of the locations in Q
     error_model: ErrorModel | None = None  # dropped whenever the variances change
     skipped: int = 0  # items left out because of NaN or infinite values
     configuration: Mapping[str, str] = field(default_factory=dict)  # empty: of boxcov 0.1
     error: float = 0.0  # bound of the relative change of every variance by compress()
 
     def __post_init__(self) -> None:
-        self._check_numbers()
-        corrected = [name for name, block in self.blocks.items() if not block.is_kronecker]
-        if corrected and self.form == "paper":
-            raise BoxcovError(
-                f"the paper's form needs Q (x) H, but the Fisher of {join_names(corrected)} comes "
-                "from a second pass: use form='eigen', or fit without ekfac"
-            )
-        deficient = {name: words for name in self.blocks if (words := self._deficiency(name))}
-        if deficient:
-            advice = "use a prior_precision above 0"
-            if self.form == "paper":
-                advice = (
-                    f"a jitter of {self.jitter} does not change that: raise it, exclude the layer, "
-                    "or use form='eigen'"
-                )
-            first, words = next(iter(deficient.items()))
-            raise BoxcovError(
-                f"the factors of {join_names(deficient)} are rank-deficient "
-                f"({first}: {words}) and have no inverse: {advice}"
-            )
-
-    def _check_numbers(self) -> None:
         if isinstance(self.prior_precision, Mapping):
             missing = [name for name in self.blocks if name not in self.prior_precision]
             if missing:
@@ -114,14 +89,32 @@ class Posterior:
                 )
         for name in self.blocks:
             check_precisions(self.n_data, self.tau(name), name)
+        if self.form == "paper":
+            self._check_paper()
 
-    def _deficiency(self, name: str) -> str:
-        """Return the ranks of a layer's precision in words; nothing if it has an inverse."""
-        block, has_prior = self.blocks[name], self.tau(name) > 0
-        if self.form == "paper":  # a jitter is relative to the mean eigenvalue
-            is_zero = any(bool((f.values.sum(1) == 0).any()) for f in (block.Q, block.H))
-            has_prior = self.jitter > 0 and not is_zero
-        return "" if has_prior else block.rank_deficiency()
+    def _check_paper(self) -> None:
+        """Raise if the paper's form is not defined: its Fisher is ``Q (x) H``, and has an inverse.
+
+        A jitter is relative to the mean eigenvalue, so that it does not help where that is 0.
+        """
+        if not self.jitter > 0:
+            raise BoxcovError(f"jitter must be above 0, got {self.jitter}")
+        corrected = [name for name, block in self.blocks.items() if not block.is_kronecker]
+        if corrected:
+            raise BoxcovError(
+                f"the paper's form needs Q (x) H, but the Fisher of {join_names(corrected)} comes "
+                "from a second pass: use form='eigen', or fit without ekfac"
+            )
+        zero = [
+            name
+            for name, block in self.blocks.items()
+            if any(bool((f.values.sum(1) == 0).any()) for f in (block.Q, block.H))
+        ]
+        if zero:
+            raise BoxcovError(
+                f"a factor of {join_names(zero)} is zero and has no inverse: exclude the layer, or "
+                "use form='eigen'"
+            )
 
     def __repr__(self) -> str:
         weights = sum(block.size for block in self.blocks.values())
@@ -131,8 +124,7 @@ class Posterior:
             f"Posterior(depth={self.depth!r}, form={self.form!r})",
             f"layers: {len(self.blocks)} ({join_names(self.blocks, 3)}), {weights:,} weights",
             f"prior precision: {self.prior_summary}",
-            f"Fisher: {self.fisher}, locations={self.locations!r}, "
-            f"{self.frames} frames{skipped} for n_data={self.n_data:g}",
+            f"Fisher: {self.fisher}, {self.frames} frames{skipped} for n_data={self.n_data:g}",
             f"stored: {self.storage().stored / 2**20:.2f} MiB{bound}",
             f"error model: {describe_error_model(self.error_model)}",
         ]
@@ -263,11 +255,8 @@ class Posterior:
             return other
         from boxcov.posterior.compress import error_under_prior
 
-        ratios = [
-            self.tau(name) / tau if (tau := other.tau(name)) else float("inf")
-            for name in self.blocks
-        ]
-        return replace(other, error=error_under_prior(self.error, max(ratios)))
+        ratio = max(self.tau(name) / other.tau(name) for name in self.blocks)
+        return replace(other, error=error_under_prior(self.error, ratio))
 
     def paper(self, jitter: float = 1e-6) -> Posterior:
         """Return the paper's form ``Q^-1 (x) H^-1`` (n = 1, no prior).
@@ -298,20 +287,6 @@ class Posterior:
         )
 
     # the prior precision
-
-    def log_marginal_likelihood(self) -> float:
-        """Return Laplace's approximation of log p(data), up to a constant.
-
-        The constant does not depend on the prior.
-        """
-        if self.form == "paper":
-            raise BoxcovError(
-                "the paper's form has no prior, so no marginal likelihood: "
-                "use posterior.with_prior(1.0)"
-            )
-        return -self.n_data * self.loss + sum(
-            log_evidence(block, self.n_data, self.tau(name)) for name, block in self.blocks.items()
-        )
 
     def optimize_prior_precision(self, *, per_layer: bool = False) -> Posterior:
         """See ``boxcov.posterior.prior.optimize_prior_precision``."""

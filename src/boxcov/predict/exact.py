@@ -14,12 +14,12 @@ from boxcov.detector import Detector, part_modules
 from boxcov.errors import check_whole
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.linearize import LinearizationPoint
-from boxcov.predict.predictor import PosteriorPredictor
+from boxcov.predict.predictor import Predictor
 from boxcov.predict.route.exact import ExactRouter
 from boxcov.predict.route.router import DEFAULT_ENGINE, EngineOptions
 
 
-class ExactGLM(PosteriorPredictor):
+class ExactGLM(Predictor):
     """The full D x D covariance of every box, exact.
 
     detector, posterior: the posterior must be one of this detector and its weights.
@@ -42,6 +42,7 @@ class ExactGLM(PosteriorPredictor):
     """
 
     method = "exact"
+    posterior: Posterior
     router: ExactRouter
 
     def __init__(
@@ -57,14 +58,14 @@ class ExactGLM(PosteriorPredictor):
         if samples is not None:
             check_whole("samples", samples, 2)
         self.samples, self.seed = samples, seed
-        super().__init__(detector, posterior, with_logit, engine)
+        super().__init__(detector, posterior, with_logit=with_logit, engine=engine)
         head = part_modules(detector)["head"]
         own = {id(p) for module in head for p in module.parameters()}
         named = dict(detector.named_parameters(remove_duplicate=False))
         self._reaches_below = any(id(named[name]) not in own for name in posterior.parameters)
 
     def build_router(self) -> ExactRouter:
-        etas = None if self.samples is None else self.etas
+        etas = {} if self.samples is None else self.etas
         return ExactRouter(self.linearize(), self.posterior, self.engine, etas, self.with_logit)
 
     def settings(self) -> dict[str, Any]:

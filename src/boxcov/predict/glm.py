@@ -13,11 +13,11 @@ from boxcov.detector import Detector
 from boxcov.errors import check_whole
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.linearize import LinearizationPoint, logit_fields
-from boxcov.predict.predictor import PosteriorPredictor
-from boxcov.predict.route.glm import GLMRouter
+from boxcov.predict.predictor import Predictor
+from boxcov.predict.route.router import Router
 
 
-class GLM(PosteriorPredictor):
+class GLM(Predictor):
     """``J Sigma J^T`` of every box, from D backward passes per box: the paper's baseline.
 
     max_boxes: compute only so many boxes of an input, the first ones; the others are left out.
@@ -34,6 +34,7 @@ class GLM(PosteriorPredictor):
     """
 
     method = "glm"
+    posterior: Posterior
 
     def __init__(
         self,
@@ -46,10 +47,10 @@ class GLM(PosteriorPredictor):
         if max_boxes is not None:
             check_whole("max_boxes", max_boxes)
         self.max_boxes = max_boxes
-        super().__init__(detector, posterior, with_logit)
+        super().__init__(detector, posterior, with_logit=with_logit)
 
-    def build_router(self) -> GLMRouter:
-        return GLMRouter(self.linearize(), self.engine)
+    def build_router(self) -> Router:
+        return Router(self.linearize(), self.engine, "one backward pass per number")
 
     def predict(self, point: LinearizationPoint) -> Detections:
         with torch.enable_grad():

@@ -1,23 +1,36 @@
-"""MC-GLM, algorithm 1 of the paper: the sample covariance of directional derivatives."""
+"""MC-GLM, algorithm 1 of the paper: the sample covariance of directional derivatives.
+
+The paper's finite differences are here, too, with a check of their step.
+"""
 
 from __future__ import annotations
 
 from typing import Any, Literal
+from warnings import warn
 
+import torch
+from torch import Tensor
+
+from boxcov._torch.layers import at_least_float32
 from boxcov.detections import Detections
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError, check_choice, check_whole
+from boxcov.errors import BoxcovError, BoxcovWarning, check_choice, check_whole
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.forward_mode.derivatives import sample_covariance
-from boxcov.predict.linearize import LinearizationPoint
-from boxcov.predict.predictor import PosteriorPredictor
-from boxcov.predict.route.mcglm import FiniteDifferenceRouter, MCGLMRouter
-from boxcov.predict.route.router import DEFAULT_ENGINE, EngineOptions
+from boxcov.predict.forward_mode.derivatives import (
+    ForwardModeError,
+    directional_derivatives,
+    sample_covariance,
+)
+from boxcov.predict.linearize import LinearizationPoint, Weights
+from boxcov.predict.predictor import Predictor
+from boxcov.predict.route.mcglm import MCGLMRouter
+from boxcov.predict.route.router import DEFAULT_ENGINE, EngineOptions, Router
 
 Derivative = Literal["jvp", "fd"]
+_STEP_TOLERANCE = 0.05
 
 
-class MCGLM(PosteriorPredictor):
+class MCGLM(Predictor):
     """The paper's method: derivatives along samples of the posterior, and their covariance.
 
     detector, posterior: the posterior must be one of this detector and its weights.
@@ -39,7 +52,7 @@ class MCGLM(PosteriorPredictor):
     """
 
     method = "mcglm"
-    router: MCGLMRouter | FiniteDifferenceRouter
+    posterior: Posterior
     samples: int
 
     def __init__(
@@ -59,11 +72,12 @@ class MCGLM(PosteriorPredictor):
         if not epsilon > 0:
             raise BoxcovError(f"epsilon must be above 0, got {epsilon}")
         self.samples, self.derivative, self.epsilon, self.seed = samples, derivative, epsilon, seed
-        super().__init__(detector, posterior, with_logit, engine)
+        self._step_checked = False
+        super().__init__(detector, posterior, with_logit=with_logit, engine=engine)
 
-    def build_router(self) -> MCGLMRouter | FiniteDifferenceRouter:
+    def build_router(self) -> Router:
         if self.derivative == "fd":
-            return FiniteDifferenceRouter(self.linearize(), self.engine, self.etas, self.epsilon)
+            return Router(self.linearize(), self.engine, "finite differences")
         return MCGLMRouter(
             self.linearize(), self.posterior, self.engine, self.etas, self.with_logit
         )
@@ -79,6 +93,42 @@ class MCGLM(PosteriorPredictor):
         return {**super().settings(), **own}
 
     def predict(self, point: LinearizationPoint) -> Detections:
-        boxes, A = self.router.derivatives(point)
+        if isinstance(self.router, MCGLMRouter):
+            boxes, A = self.router.derivatives(point)
+        else:
+            A = finite_differences(point, self.etas, self.epsilon)
+            boxes = A[:, : point.boxes.shape[1]].contiguous()
+            if not self._step_checked:
+                self._step_checked = True
+                check_step(point, self.etas, self.epsilon, A)
         row = sample_covariance(A)[:, -1] if self.with_logit else None
         return point.detections(row, covariance=sample_covariance(boxes))
+
+
+def finite_differences(point: LinearizationPoint, etas: Weights, epsilon: float) -> Tensor:
+    """(z(theta + epsilon eta) - z(theta)) / epsilon (m, D, k), one pass per direction."""
+    columns = []
+    for number in range(len(next(iter(etas.values())))):
+        z = point.z_at(point.linearized.moved(etas, number, epsilon))
+        columns.append(at_least_float32(point.difference(z)) / epsilon)
+    return torch.stack(columns, 2)
+
+
+def check_step(point: LinearizationPoint, etas: Weights, epsilon: float, A: Tensor) -> None:
+    """Warn if finite differences ``A`` are not the derivatives, or torch does not know these."""
+    method = f"MCGLM(derivative='fd', epsilon={epsilon:g})"
+    try:
+        exact = directional_derivatives(point, etas)
+    except ForwardModeError as reason:
+        message = f"{method}: the step could not be checked, as {reason}"
+        warn(message, BoxcovWarning, stacklevel=3)
+        return
+    error = float((A - exact).norm() / exact.norm().clamp(min=1e-30))
+    if not error <= _STEP_TOLERANCE:  # NaN included
+        warn(
+            f"{method}: the finite differences have a relative error of {error:.2g}, because the "
+            "step is lost in rounding, or too long for boxes that are not linear: change epsilon "
+            "by powers of ten, or use derivative='jvp', which needs none",
+            BoxcovWarning,
+            stacklevel=3,
+        )

@@ -13,11 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from boxcov._torch.layers import LayerCall, at_least_float32
-from boxcov._torch.modules import LayerCallMode, fresh
+from boxcov._torch.modules import LayerCallMode
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, check_whole
@@ -26,25 +24,14 @@ from boxcov.posterior.posterior import Posterior
 from boxcov.predict.forward_mode.derivatives import sample_covariance
 from boxcov.predict.linearize import LinearizationPoint, OnCall
 from boxcov.predict.predictor import Predictor
-from boxcov.predict.route.mci import MCIRouter
-
-_DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
-_NOTHING_DROPPED = (
-    "the detector has no dropout layers of its own (Dropout, Dropout1d to 3d), so nothing would "
-    "vary: give a rate, as in MCI(detector, dropout=0.1)"
-)
-_NOTHING_CALLED = (
-    "no weight of the chosen depth is used as a linear layer or convolution, so nothing would be "
-    "dropped: choose another depth, or dropout=None for the detector's own dropout layers"
-)
+from boxcov.predict.route.instances import MCIRouter
 
 
 class MCI(Predictor):
     """The mean and covariance of the plain detector's instances over ``samples`` networks.
 
     posterior: sample the networks from it; otherwise by dropout.
-    dropout: the rate at which the inputs of every layer at ``depth`` are dropped; None keeps the
-        detector's own dropout layers active instead.
+    dropout: the rate at which the inputs of every layer at ``depth`` are dropped.
     with_logit: also return the variance of each score's logit and its covariance with the box.
 
     The boxes returned are the mean, not the plain detector's: Bayesian averaging is not post hoc.
@@ -64,7 +51,7 @@ class MCI(Predictor):
         self,
         detector: Detector,
         posterior: Posterior | None = None,
-        dropout: float | None = 0.1,
+        dropout: float = 0.1,
         samples: int = 10,
         seed: int = 0,
         *,
@@ -72,17 +59,9 @@ class MCI(Predictor):
         with_logit: bool = False,
     ) -> None:
         check_whole("samples", samples, 2)
-        if posterior is not None:
-            names = posterior.parameters
-        elif dropout is None:
-            names = []
-        elif 0 < dropout < 1:
-            names = list(select_parameters(detector, depth))
-        else:
-            raise BoxcovError(
-                f"dropout must lie between 0 and 1, got {dropout}; None uses the detector's own "
-                "dropout layers"
-            )
+        if posterior is None and not 0 < dropout < 1:
+            raise BoxcovError(f"dropout must lie between 0 and 1, got {dropout}")
+        names = None if posterior is not None else list(select_parameters(detector, depth))
         self.dropout, self.samples, self.seed = dropout, samples, seed
         super().__init__(detector, posterior, names, with_logit=with_logit)
         self._generator = torch.Generator(self.device)
@@ -91,21 +70,21 @@ class MCI(Predictor):
         return MCIRouter(self.linearize(), self.engine)
 
     def settings(self) -> dict[str, Any]:
-        own = {"method": self.method, "samples": self.samples, "seed": self.seed}
-        source: dict[str, Any] = {"dropout": self.dropout}
-        if self.posterior is not None:
-            source = {"depth": self.posterior.depth}
-        return {**own, **source, **self._detector_settings()}
+        own: dict[str, Any] = {"samples": self.samples, "seed": self.seed}
+        if self.posterior is None:
+            own["dropout"] = self.dropout
+        return {**super().settings(), **own}
 
     def predict(self, point: LinearizationPoint) -> Detections:
-        has_own_dropout = self.posterior is None and self.dropout is None
-        sampled = self._own_dropout(point) if has_own_dropout else self._layers(point)
         self._drops = 0
         self._generator.manual_seed(self.seed)  # equal frames give equal numbers
-        columns = [at_least_float32(point.difference(z)) for z in sampled]
+        columns = [at_least_float32(point.difference(z)) for z in self._sampled(point)]
         deltas = torch.stack(columns, 2)  # (m, D, k)
         if self.posterior is None and not self._drops:
-            raise BoxcovError(_NOTHING_DROPPED if has_own_dropout else _NOTHING_CALLED)
+            raise BoxcovError(
+                "no weight of the chosen depth is used as a linear layer or convolution, so "
+                "nothing would be dropped: choose another depth"
+            )
         of_boxes = deltas[:, : point.boxes.shape[1]].contiguous()
         row = sample_covariance(deltas)[:, -1] if self.with_logit else None
         return point.detections(
@@ -114,7 +93,7 @@ class MCI(Predictor):
             covariance=sample_covariance(of_boxes),
         )
 
-    def _layers(self, point: LinearizationPoint) -> Iterator[Tensor]:
+    def _sampled(self, point: LinearizationPoint) -> Iterator[Tensor]:
         """z (m, D) of each network, with dropped inputs or perturbed weights of the layers."""
         # by instance always with logits: the boxes' masks must not depend on with_logit
         has_logits = type(self._detector).logits is not Detector.logits
@@ -134,43 +113,11 @@ class MCI(Predictor):
             yield z[:, : point.z.shape[1]]
 
     def _drop_inputs(self, name: str, call: LayerCall) -> Tensor:
-        assert self.dropout is not None
         self._drops += 1
         return call(x=drop(call.x, self.dropout, self._generator))
-
-    def _own_dropout(self, point: LinearizationPoint) -> Iterator[Tensor]:
-        """z (m, D) of each network, with the detector's own dropout layers active."""
-        for _ in range(self.samples):
-            with _ActiveDropout(self._generator) as active:
-                z = point.z_of(point.linearized.shadow(fresh(point.inputs)))
-            self._drops += active.count
-            yield z
 
 
 def drop(x: Tensor, rate: float, generator: torch.Generator) -> Tensor:
     """Dropout with masks from ``generator``; the global generator is not used."""
     kept = torch.rand(x.shape, generator=generator, device=x.device) >= rate
     return x * kept.to(x.dtype) / (1 - rate)
-
-
-class _ActiveDropout(TorchFunctionMode):
-    """Dropout layers in eval mode drop nevertheless, with masks from ``generator``."""
-
-    def __init__(self, generator: torch.Generator) -> None:
-        super().__init__()
-        self.generator, self.count = generator, 0
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func not in _DROPOUTS:
-            return func(*args, **kwargs)
-        given = {**dict(zip(("input", "p", "training", "inplace"), args)), **kwargs}
-        x, rate = given["input"], given.get("p", 0.5)
-        if rate == 0:
-            return x
-        self.count += 1
-        if func is F.dropout:
-            return drop(x, rate, self.generator)
-        spatial = _DROPOUTS.index(func)  # drops whole channels
-        whole = x.new_ones(*x.shape[: x.dim() - spatial], *[1] * spatial)
-        return x * drop(whole, rate, self.generator)

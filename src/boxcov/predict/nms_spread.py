@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from boxcov._torch.layers import at_least_float32
 from boxcov.detections import Detections
 from boxcov.detector import Detector
@@ -35,10 +33,7 @@ class NMSSpread(Predictor):
                 f"NMSSpread needs the boxes that NMS removes: {type(detector).__name__} has no "
                 "candidates()"
             )
-        super().__init__(detector, None, [])
-
-    def settings(self) -> dict[str, Any]:
-        return {"method": self.method, **self._detector_settings()}
+        super().__init__(detector, None)
 
     def predict(self, point: LinearizationPoint) -> Detections:
         detector = self.linearized.shadow

@@ -35,6 +35,7 @@ class Predictor(ABC):
     """A method: ``model(inputs)`` returns ``Detections`` with a covariance for each box.
 
     A subclass sets its own arguments before it calls ``__init__``, which builds the router.
+    parameters: those whose uses are observed; by default the posterior's.
     """
 
     method: ClassVar[str]
@@ -48,7 +49,7 @@ class Predictor(ABC):
         self,
         detector: Detector,
         posterior: Posterior | None,
-        parameters: list[str],
+        parameters: list[str] | None = None,
         *,
         with_logit: bool = False,
         engine: EngineOptions = DEFAULT_ENGINE,
@@ -56,6 +57,7 @@ class Predictor(ABC):
         check_finite_weights(detector)
         if posterior is not None:
             posterior.check_detector(detector)
+            parameters = posterior.parameters
         if with_logit and type(detector).logits is Detector.logits:
             raise BoxcovError(
                 f"with_logit=True needs the logits of the scores: {type(detector).__name__} has no "
@@ -65,7 +67,7 @@ class Predictor(ABC):
         self.engine = engine
         self.device = next(detector.parameters()).device
         self.posterior = None if posterior is None else posterior.to(self.device)
-        self._detector, self._parameters = detector, parameters
+        self._detector, self._parameters = detector, parameters or []
         self._fingerprint = fingerprint(detector)
         self._configuration = detector.configuration()
         self._watch_weights()
@@ -198,9 +200,17 @@ class Predictor(ABC):
     def predict(self, point: LinearizationPoint) -> Detections:
         """The detections of a frame with at least one box; ``settings`` are added to their meta."""
 
-    @abstractmethod
     def settings(self) -> dict[str, Any]:
         """Settings that a reader of the result needs; they become ``Detections.meta``."""
+        about: dict[str, Any] = {"method": self.method}
+        posterior = self.posterior
+        if posterior is not None:
+            own = {name: getattr(posterior, name) for name in ("depth", "form", "n_data", "fisher")}
+            about |= {**own, "prior_precision": posterior.prior_summary}
+        if self.with_logit:
+            about["with_logit"] = True
+        about |= {"weights_sha256": self._fingerprint, "configuration": self._configuration}
+        return {**about, "error_model": None}  # until one is applied: uncalibrated
 
     def check_weights(self) -> Tensor:
         """Raise if the detector's weights are not those that the model was built for.
@@ -223,40 +233,6 @@ class Predictor(ABC):
         zeros = at_least_float32(point.boxes).new_zeros
         row = zeros(0, D + 1) if self.with_logit else None
         return point.detections(row, covariance=zeros(0, D, D))
-
-    def _detector_settings(self) -> dict[str, Any]:
-        """What every method says about the detector."""
-        logit = {"with_logit": True} if self.with_logit else {}
-        bound = {"weights_sha256": self._fingerprint, "configuration": self._configuration}
-        return {**logit, **bound, "error_model": None}  # until one is applied: uncalibrated
-
-
-class PosteriorPredictor(Predictor):
-    """A method with a posterior, which must belong to the detector."""
-
-    posterior: Posterior
-
-    def __init__(
-        self,
-        detector: Detector,
-        posterior: Posterior,
-        with_logit: bool = False,
-        engine: EngineOptions = DEFAULT_ENGINE,
-    ) -> None:
-        parameters = posterior.parameters
-        super().__init__(detector, posterior, parameters, with_logit=with_logit, engine=engine)
-
-    def settings(self) -> dict[str, Any]:
-        posterior = self.posterior
-        return {
-            "method": self.method,
-            "depth": posterior.depth,
-            "form": posterior.form,
-            "n_data": posterior.n_data,
-            "prior_precision": posterior.prior_summary,
-            "fisher": posterior.fisher,
-            **self._detector_settings(),
-        }
 
 
 def detector_signals(point: LinearizationPoint) -> dict[str, Tensor]:

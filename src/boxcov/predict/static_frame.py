@@ -15,7 +15,7 @@ from boxcov.detections import Detections
 from boxcov.detector import SIGNAL_INPUTS, Detector, FusedNetwork, Selection
 from boxcov.errors import BoxcovError, join_names
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.cuda.side_stream import SideStream
+from boxcov.predict.cuda.static_graph import SideStream
 from boxcov.predict.forward_mode.derivatives import directional_derivatives, sample_covariance
 from boxcov.predict.head.cells import group_in_blocks, plan_own_cells
 from boxcov.predict.head.covariance import head_covariance

@@ -71,8 +71,6 @@ def test_several_frames_in_a_batch(posterior, data) -> None:
         "no prior",
         "paper",
         "corrected",
-        "gradient",
-        "gradient, corrected",
     ],
 )
 def test_forms_of_the_posterior(data, form: str) -> None:
@@ -92,8 +90,6 @@ def test_forms_of_the_posterior(data, form: str) -> None:
         "no prior": lambda: fit().with_prior(1e-9),
         "paper": lambda: fit().paper(jitter=1e-2),
         "corrected": lambda: fit(ekfac=True),
-        "gradient": lambda: fit(locations="gradient"),
-        "gradient, corrected": lambda: fit(locations="gradient", ekfac=True),
     }[form]()
     fast, plain = both_ways(detector, posterior, inputs)
     assert relative(fast, plain) < 1e-9

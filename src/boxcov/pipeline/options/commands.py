@@ -51,7 +51,7 @@ class FitCommand(DetectorOptions):
         "Prior precision tau of (n F + tau I)^-1; auto: one per layer, from the marginal "
         "likelihood or the RMS of the weights.",
         metavar="auto|NUMBER",
-        within="[0, inf)",
+        within="(0, inf)",
     )
     n_data: float | None = option(
         None,
@@ -71,12 +71,6 @@ class FitCommand(DetectorOptions):
     )
     form: Literal["eigen", "paper"] = option(
         "eigen", METHOD, "eigen: (n F + tau I)^-1; paper: Q^-1 (x) H^-1, without n and tau."
-    )
-    locations: Literal["all", "gradient"] = option(
-        "all",
-        METHOD,
-        "Average the inputs of a layer over all locations, or weight them by their squared "
-        "gradient.",
     )
     ekfac: bool = option(
         False, METHOD, "Correct the eigenvalues (EKFAC): a second pass over the frames."
@@ -105,12 +99,8 @@ class FitCommand(DetectorOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        needs_plain_fit = self.compress is not None
-        if needs_plain_fit and (self.ekfac or self.form == "paper" or self.prior_precision == 0):
-            raise BoxcovError(
-                "--compress needs a plain fit: no --ekfac, no --form paper, "
-                "and a --prior-precision above 0"
-            )
+        if self.compress is not None and (self.ekfac or self.form == "paper"):
+            raise BoxcovError("--compress needs a plain fit: no --ekfac, and no --form paper")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from boxcov._torch.clock import seconds
+from boxcov._torch.process_state import seconds
 from boxcov.concatenation import join_frames
 from boxcov.data import batched
 from boxcov.detections import Detections

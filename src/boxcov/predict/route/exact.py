@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from boxcov._torch.layers import at_least_float32
 from boxcov._torch.process_state import matrix_precision
-from boxcov.posterior.posterior import Posterior
-from boxcov.predict.backward_mode import autograd_covariance, gradients
+from boxcov.predict.backward_mode import autograd_covariance
 from boxcov.predict.forward_mode.derivatives import directional_derivatives, sample_covariance
 from boxcov.predict.forward_mode.tangents import NoRule, Tangents
 from boxcov.predict.head.stages import StagedResult
 from boxcov.predict.instances import InstanceEngine, instance_groups, leaves_read, with_leaves
-from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
+from boxcov.predict.linearize import LinearizationPoint
 from boxcov.predict.route.instances import InstancesCheck
-from boxcov.predict.route.router import EngineOptions, TangentRouter
-from boxcov.predict.route.verification import warn_of_route
-
-_LOGIT = slice(-1, None)  # the last field of z
+from boxcov.predict.route.router import TangentRouter
 
 
 @dataclass(frozen=True)
@@ -43,24 +39,13 @@ class ExactCovariance:
 
 
 class ExactRouter(TangentRouter):
-    """Chooses for ``ExactGLM``; etas: directions for Monte Carlo below the head, else autograd."""
+    """Chooses for ``ExactGLM``; without etas, what lies below the head is computed by autograd."""
 
-    def __init__(
-        self,
-        linearized: LinearizedDetector,
-        posterior: Posterior,
-        options: EngineOptions,
-        etas: Mapping[str, Tensor] | None,
-        with_logit: bool,
-    ) -> None:
-        super().__init__(linearized, posterior, options)
-        self.etas, self.with_logit = etas, with_logit
-        self.instances = InstanceEngine(linearized, posterior)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.instances = InstanceEngine(self.linearized, self.posterior)
         self.instances_check = InstancesCheck()
-        # layers below the stages, and the directions of their weights, once these are verified
-        self._layers_below: list[str] = []
-        self._etas_below: Mapping[str, Tensor] = {}
-        self._warned_of_slow_logit = False
+        self._layers_below: list[str] = []  # below the stages, once these are verified
 
     def needs_trunk(self) -> bool:
         if self.with_logit or not self.stages_check.is_verified:
@@ -99,7 +84,7 @@ class ExactRouter(TangentRouter):
         engine = "instances" if self._has_layers(part) else "autograd"
         if staged is not None and not self.stages_check.new_kinds(staged):
             engine = "stages"
-        rest = "autograd" if self.etas is None else "vmap(jvp) along samples"
+        rest = "vmap(jvp) along samples" if self.etas else "autograd"
         self.settle(engine, rest if part.below else "none")
 
     @matrix_precision("float32")
@@ -146,7 +131,7 @@ class ExactRouter(TangentRouter):
 
     def _below(self, point: LinearizationPoint, head: HeadPart) -> Tensor:
         """The covariance (m, D, D) of the layers below the head."""
-        if self.etas is None:
+        if not self.etas:
             return autograd_covariance(point, self.posterior.restricted(head.below))
         is_verified = self.tangents_check.covers({self.staged_head.first_layer})
         if head.tangents_below is not None and is_verified:
@@ -178,43 +163,20 @@ class ExactRouter(TangentRouter):
 
         They do not depend on which layers are below the head, so a seed always gives the same ones.
         """
-        if self.etas is None:
-            return {}
-        return {name: self.etas[name] for name in self.posterior.restricted(layers).parameters}
+        own = self.posterior.restricted(layers).parameters
+        return {name: self.etas[name] for name in own if self.etas}
 
     def _logit_row(self, point: LinearizationPoint, head: HeadPart) -> Tensor:
         """The row (m, D + 1) of the score logit in the covariance of box and logit."""
         with matrix_precision("float32"):  # in TF32 crops and the map differ by per cent
             part = self._head_by_instance(point)
             row, below = part.covariance[:, -1], part.below
-            if self._has_layers(head) and not self._has_layers(part):
-                self._warn_of_slow_logit(len(point.boxes))
-                row, below = self._logit_by_autograd(point, head), head.below
+            if self._has_layers(head) and not self._has_layers(part):  # instances() has no logits
+                layers = [name for name in self.posterior.blocks if name not in head.below]
+                row = autograd_covariance(point, self.posterior.restricted(layers))[:, -1]
+                below = head.below
         if not below:
             return row
-        if self.etas is None:
+        if not self.etas:
             return row + autograd_covariance(point, self.posterior.restricted(below))[:, -1]
         return row + sample_covariance(directional_derivatives(point, self._etas(below)))[:, -1]
-
-    def _logit_by_autograd(self, point: LinearizationPoint, head: HeadPart) -> Tensor:
-        """The logit's row where instances() gives boxes without logits: a backward pass per logit.
-
-        The gradients of the boxes come from instances(), so they need no backward pass of the
-        whole network.
-        """
-        layers = [name for name in self.posterior.blocks if name not in head.below]
-        runs = self.instances.runs(replace(point, logits=None))
-        rows = [
-            self.instances.logit_row(runs, start, of_logits)
-            for start, of_logits in gradients(point, self.posterior.restricted(layers), _LOGIT)
-        ]
-        return torch.cat(rows)
-
-    def _warn_of_slow_logit(self, m: int) -> None:
-        if not self._warned_of_slow_logit:
-            self._warned_of_slow_logit = True
-            warn_of_route(
-                f"with_logit=True takes {m} backward passes for the {m} boxes of this frame, "
-                "because instances() and stages() do not give the score logit: accept "
-                "with_logit=True in instances(), which makes it a few"
-            )

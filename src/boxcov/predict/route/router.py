@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from logging import getLogger
 from typing import Any, Literal
 
+from torch import Tensor
+
 from boxcov._torch.process_state import Precision
-from boxcov.errors import BoxcovError, check_choice
+from boxcov.errors import BoxcovError, check_choice, check_whole
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.cuda.static_graph import CaptureError, GraphPass, StaticGraph
 from boxcov.predict.forward_mode.derivatives import TangentPropagation
@@ -52,10 +55,8 @@ class EngineOptions:
         check_choice("precision", self.precision, Precision)
         if not 1e-6 <= self.tolerance <= 0.1:
             raise BoxcovError(f"tolerance must lie between 1e-6 and 0.1, got {self.tolerance!r}")
-        if self.verify != "always" and (not isinstance(self.verify, int) or self.verify < 1):
-            raise BoxcovError(
-                f"verify must be 'always' or a number of calls of at least 1, got {self.verify!r}"
-            )
+        if self.verify != "always":
+            check_whole("verify", self.verify)
 
 
 DEFAULT_ENGINE = EngineOptions()
@@ -77,15 +78,22 @@ class Route:
 
 
 class Router:
-    """Runs the plain pass of every frame and records the route; subclasses choose the engines."""
+    """Runs the plain pass of every frame and records the route; subclasses choose the engines.
 
-    def __init__(self, linearized: LinearizedDetector, options: EngineOptions) -> None:
+    engine: the only one, for an estimator that has no choice.
+    """
+
+    def __init__(
+        self, linearized: LinearizedDetector, options: EngineOptions, engine: str | None = None
+    ) -> None:
         self.linearized, self.options = linearized, options
         self.route: Route | None = None  # None before the first boxes
         self.graph_check = Verification()
         on_gpu = next(linearized.detector.parameters()).is_cuda
         if not (options.cuda_graphs and on_gpu and self.graph.is_available()):
             self.graph_check.refuse()
+        if engine is not None:
+            self.settle(engine, engine)
 
     @cached_property
     def graph(self) -> StaticGraph:
@@ -154,13 +162,23 @@ class Router:
 
 
 class TangentRouter(Router):
-    """Shared by the routers that can propagate tangents and use the stages of a head."""
+    """Shared by the routers that can propagate tangents and use the stages of a head.
+
+    etas: directions (k, *shape) by parameter name, if the estimator samples.
+    """
 
     def __init__(
-        self, linearized: LinearizedDetector, posterior: Posterior, options: EngineOptions
+        self,
+        linearized: LinearizedDetector,
+        posterior: Posterior,
+        options: EngineOptions,
+        etas: Mapping[str, Tensor],
+        with_logit: bool,
     ) -> None:
         super().__init__(linearized, options)
-        self.posterior = posterior
+        self.posterior, self.etas, self.with_logit = posterior, etas, with_logit
+        # directions of weights below the stages that boxes depend on, once these are verified
+        self._etas_below: Mapping[str, Tensor] = {}
         self.stages_check, self.tangents_check = StagesCheck(), TangentsCheck()
         self.staged_head = StagedHead(
             posterior, options.precision, options.tolerance, options.cuda_graphs
