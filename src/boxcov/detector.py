@@ -140,7 +140,7 @@ class Detector(nn.Module, ABC):
         Used by ``ExactGLM`` and ``MCI``, and compared with ``decode`` on the first boxes.
 
         with_logit: append the score logit to the D numbers of each box (g, D + 1). If the result
-        is None then, ``ExactGLM(with_logit=True)`` runs D + 1 backward passes per box.
+        is None then, ``ExactGLM(with_logit=True)`` runs one backward pass per box.
 
         By default the head's own modules run on crops, as ``stages`` describes them.
         """

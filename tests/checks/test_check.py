@@ -214,7 +214,7 @@ def test_the_cost_of_scores_is_named(sound: Report) -> None:
     assert "backward pass" not in sound["logits"].seen
     slow = report_of(Base)["logits"]
     assert slow.passed
-    assert "with_logit=True takes D + 1 backward passes per box" in slow.seen
+    assert "with_logit=True takes one backward pass per box" in slow.seen
     assert slow.todo.startswith("append the logit in instances(with_logit=True)")
 
 

@@ -204,7 +204,11 @@ def test_an_image_of_another_size_than_annotated(root: Path) -> None:
         (lambda c: c.pop("images"), "not COCO's annotations, or a damaged one .*images"),
         (lambda c: c["images"][0].pop("width"), "a damaged one .*width"),
         (lambda c: c["images"][0].update(width=0), "image 11 is 0 x 50 pixels large"),
-        (lambda c: c["images"][0].update(id=8), "two images have the same id"),
+        (lambda c: c["images"][0].update(id=8), "two images have the same id|objects in"),
+        (
+            lambda c: c["annotations"][0].update(image_id=99),
+            r"objects in 1 images that it does not list \(99\)",
+        ),
         (lambda c: c["images"].clear() or c["annotations"].clear(), "has no images"),
         (lambda c: c["annotations"][0].update(category_id=2), "object 1 is of category 2"),
         (lambda c: c["annotations"][0].update(bbox=[1, 2, 3]), "a damaged one"),

@@ -18,7 +18,7 @@ from boxcov.data.kitti.camera import (
     to_camera,
 )
 from boxcov.data.poses import BOX_FIELDS, Pose
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, BoxcovWarning
 from helpers.data_roots import (
     KITTI_LABELS,
     KITTI_R0,
@@ -120,6 +120,13 @@ def test_the_image_size_is_that_of_the_image(root: Path, tmp_path: Path) -> None
         float(line.split()[6]) for line in (tmp_path / "out/000000.txt").read_text().splitlines()
     ]
     assert max(right) == 599
+
+
+def test_an_image_size_that_is_assumed_is_said(root: Path, tmp_path: Path) -> None:
+    frames = kitti.frames(root)
+    (root / "training/image_2/000001.png").unlink()
+    with pytest.warns(BoxcovWarning, match="1 of 2 frames .* clipped at 1242 x 375 pixels: unpack"):
+        kitti.write_results(tmp_path / "out", frames, [found(frames, item) for item in range(2)])
 
 
 def test_plain_results_leave_no_old_covariances(root: Path, tmp_path: Path) -> None:

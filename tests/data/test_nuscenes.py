@@ -271,9 +271,11 @@ def test_dangling_tokens(root: Path, table: str, key: str) -> None:
     fails(root, VERSION, "'lost'")
 
 
-def test_missing_key_frames_are_refused(root: Path) -> None:
+def test_missing_key_frames_and_cyclic_chains_are_refused(root: Path) -> None:
     path = edited(root, "sample_data", lambda rows: rows[0].update(is_key_frame=False))
     fails(root, str(path), "'sample-0'", "no key frame")
+    edited(root, "sample_data", lambda rows: rows[0].update(is_key_frame=True, prev="turn 1.00"))
+    fails(root, str(path), "later sweep")
 
 
 @pytest.mark.parametrize(

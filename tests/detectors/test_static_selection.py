@@ -13,7 +13,7 @@ from boxcov.detectors.nms import greedy_nms
 from boxcov.detectors.pyramid import ScoredBoxes, static_selection
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.detectors.yolox.selection import grid_of
-from boxcov.export.onnx.graph import find_value_reads
+from boxcov.export.onnx.value_reads import find_value_reads
 from boxcov.static_selection import StaticLimits, best_rows, static_nms
 from helpers.centerpoint_cases import cloud, detector_of, pillar_config
 from helpers.yolox_cases import images, small

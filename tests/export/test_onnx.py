@@ -15,7 +15,7 @@ from boxcov._torch.modules import fingerprint
 from boxcov.data import simulated
 from boxcov.detectors import centerpoint, yolox
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.export.onnx import StaticLimits, about, export, model
+from boxcov.export.onnx import StaticLimits, about, export, trace
 from helpers.centerpoint_cases import cloud, detector_of, pillar_config
 from helpers.centerpoint_cases import frames as clouds
 from helpers.error_models import with_error_model
@@ -273,7 +273,7 @@ def test_mismatches_are_refused_and_nothing_is_written(
 def test_a_graph_that_differs_is_not_written(tmp_path, tiny, posterior, image, monkeypatch) -> None:
     wrong = {torch.ops.aten.atan2.default: torch.add}
     monkeypatch.setattr(
-        "boxcov.export.onnx.model.DECOMPOSITIONS", {**model.DECOMPOSITIONS, **wrong}
+        "boxcov.export.onnx.trace.DECOMPOSITIONS", {**trace.DECOMPOSITIONS, **wrong}
     )
     with pytest.raises(BoxcovError, match="gives other boxes than PyTorch on the example"):
         export(tiny, posterior, tmp_path / "t.onnx", image, 2, limits=StaticLimits(boxes=4))

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from boxcov import BoxcovError
-from boxcov.export.onnx.graph import find_value_reads
-from boxcov.export.onnx.model import build_model, trace
+from boxcov.export.onnx.model import build_model, missing_operators
+from boxcov.export.onnx.trace import trace
+from boxcov.export.onnx.value_reads import find_value_reads
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
@@ -166,10 +167,13 @@ def test_uninitialised_memory_is_not_stored() -> None:
         assert not bool(torch.tensor(onnx.numpy_helper.to_array(constant)).isnan().any())
 
 
-def test_a_missing_operator_is_named() -> None:
-    graph = trace(lambda x: (torch.linalg.inv(x[0, 0, :, :4]),), X)
+def test_missing_operators_are_named_all_at_once() -> None:
+    graph = trace(lambda x: (torch.linalg.inv(x[0, 0, :, :4]), torch.kthvalue(x, 2).values), X)
+    names = ["_linalg_check_errors", "kthvalue", "linalg_inv_ex"]
+    assert missing_operators(graph) == [f"aten.{name}.default" for name in names]
+    assert missing_operators(trace(run_common_layers, X)) == []
     with pytest.raises(BoxcovError, match=r"torch\.onnx cannot write .*linalg_inv_ex"):
-        build_model(graph, {"x": X}, ["y"], {})
+        build_model(graph, {"x": X}, ["y0", "y1"], {})
 
 
 def test_lines_that_read_values_are_all_found() -> None:

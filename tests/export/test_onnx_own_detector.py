@@ -145,35 +145,31 @@ def test_another_static_selection_is_refused(tmp_path, mistake: str) -> None:
     assert not path.exists()
 
 
-@pytest.mark.parametrize(
-    ("methods", "said"),
-    [
-        ({}, r"has no select_static\(\)"),
-        (
-            {"select_static": select_static, "instances": two_groups},
-            r"instances\(\) must return one group for boxes of one kind",
-        ),
-    ],
-)
-def test_what_a_graph_lacks_is_said(tmp_path, methods: dict[str, Any], said: str) -> None:
-    detector = own_detector(**methods)
-    posterior = boxcov.fit(detector, [(frame(0), None)], prior_precision=1.0)
-    with pytest.raises(BoxcovError, match=said):
-        export(detector, posterior, tmp_path / "t.onnx", frame(0), "exact")
-    assert not (tmp_path / "t.onnx").exists()
-
-
-def test_lines_of_signals_that_read_values_are_listed(tmp_path) -> None:
+def test_everything_missing_is_listed_at_once(tmp_path) -> None:
     def signals(model: Any, raw: dict[str, Any], selection: Selection) -> dict[str, Tensor]:
         best = float(selection.scores.max())
-        return {"best": torch.full_like(selection.scores, best)}
+        inverse = torch.linalg.inv(raw["values"][0, :18, :18] + 99 * torch.eye(18))
+        return {
+            "best": torch.full_like(selection.scores, best),
+            "x": inverse[0, 0] + selection.scores,
+        }
 
-    detector = own_detector(select_static=select_static, signals=signals)
-    posterior = boxcov.fit(detector, [(frame(0), None)], prior_precision=1.0)
-    name, fields = "mcglm, 3 samples", detector.box_fields
-    model = make_error_model(fields, detector.classes, name, posterior.fingerprint)
-    with pytest.raises(BoxcovError, match=r"in signals: best = float\(selection.scores.max\(\)\)"):
-        export(detector, posterior.with_error_model(model), tmp_path / "t.onnx", frame(0), 3)
+    detector = own_detector(signals=signals, instances=two_groups)
+    posterior = boxcov.fit(detector, [(frame(0), None)], depth="neck", prior_precision=1.0)
+    model = make_error_model(detector.box_fields, detector.classes, "exact", posterior.fingerprint)
+    with pytest.raises(BoxcovError) as raised:
+        export(detector, posterior.with_error_model(model), tmp_path / "t.onnx", frame(0), "exact")
+    title, *obstacles = re.split(r"\(\d\) ", str(raised.value))
+    assert title.startswith("WrappedPyramid cannot be written to ONNX (docs/guide/deploy.md")
+    parts = (
+        "has no select_static(raw, limits)",
+        "WrappedPyramid.instances() must return one group for boxes of one kind",
+        "in signals: best = float(selection.scores.max())",
+        "torch.onnx has no version of aten._linalg_check_errors.default, aten.linalg_inv_ex",
+    )
+    for part, obstacle in zip(parts, obstacles, strict=True):
+        assert part in obstacle
+    assert not (tmp_path / "t.onnx").exists()
 
 
 def test_without_instances_the_way_out_is_named(tmp_path) -> None:

@@ -49,7 +49,8 @@ def test_unknown_total_has_no_remaining_time() -> None:
 def test_a_terminal_shows_one_line_and_removes_it() -> None:
     shown = printed([0.0, 1.0, 11.0, 12.0], [1, 11, 12], 20, Terminal())
     _, first, second, last = shown.split("\r\x1b[K")
-    assert first == "working: 11 of 20 frames, loss 0.5, 1 per second, 0:00:09 left"
-    assert second.startswith("working: 12 of 20 frames")
+    line = "working: 11 of 20 frames, loss 0.5, 1 per second, 0:00:09 left"
+    assert first == f"[######......] {line}"
+    assert second.startswith("[#######.....] working: 12 of 20 frames")
     assert last == ""
     assert "\n" not in shown

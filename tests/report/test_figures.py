@@ -9,7 +9,7 @@ from boxcov import evaluate
 from boxcov.errors import BoxcovError
 from boxcov.report.charts import kept_bad, risk_bins
 from boxcov.report.figures import write_figures
-from boxcov.report.study import Method, Study
+from boxcov.report.study import Method, Scene, Study
 from helpers.studies import calibrated_records, random_records, random_study
 
 
@@ -24,6 +24,9 @@ def test_figures_are_written(tmp_path: Path) -> None:
     assert [path.name for path in made] == [
         "curves.png",
         "calibration.png",
+        "bev-0.png",
+        "bev-1.png",
+        "bev-2.png",
     ]
     assert all(min(size(path)) > 300 for path in made)
     assert sorted(path.name for path in (tmp_path / "new" / "folder").iterdir()) == sorted(
@@ -33,12 +36,24 @@ def test_figures_are_written(tmp_path: Path) -> None:
 
 def test_figures_without_data_are_left_out(tmp_path: Path) -> None:
     assert write_figures(tmp_path, Study("Nothing")) == []
-    bare = Study("Bare", methods=[Method("_hidden $x$", random_records(0, covariance=False)[:0])])
-    assert write_figures(tmp_path, bare) == []
-    plain = Study("Plain", methods=[Method("$\\frac{", random_records(0, covariance=False))])
-    assert [path.name for path in write_figures(tmp_path, plain)] == ["curves.png"]
-    records = random_records(0, fields=("x1", "y1", "x2", "y2"))
-    images = Study("Images", methods=[Method("m", records)])
+    empty = Scene("empty", np.zeros((0, 2)), np.zeros((0, 9)), np.zeros(0, int))
+    bare = Study(
+        "Bare",
+        methods=[Method("_hidden $x$", random_records(0, covariance=False)[:0])],
+        scenes={7: empty},
+    )
+    assert [path.name for path in write_figures(tmp_path, bare)] == ["bev-7.png"]
+    plain = Study(
+        "Plain",
+        methods=[Method("$\\frac{", random_records(0, covariance=False))],
+        scenes={0: empty},
+    )
+    assert [path.name for path in write_figures(tmp_path, plain)] == ["curves.png", "bev-0.png"]
+    images = Study(
+        "Images",
+        methods=[Method("m", random_records(0, fields=("x1", "y1", "x2", "y2")))],
+        scenes={0: empty},
+    )
     assert [path.name for path in write_figures(tmp_path, images)] == [
         "curves.png",
         "calibration.png",

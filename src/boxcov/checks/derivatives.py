@@ -198,7 +198,7 @@ def logits(subject: Subject) -> Finding:
             "return the logit of each score, not detached",
         )
     has_groups = subject.shadow().instances(subject.needed_raw(), chosen, with_logit=True)
-    cost = "" if has_groups is not None else "; with_logit=True takes D + 1 backward passes per box"
+    cost = "" if has_groups is not None else "; with_logit=True takes one backward pass per box"
     todo = "append the logit in instances(with_logit=True), which makes it a few" if cost else ""
     same = torch.allclose(found.detach().sigmoid().to(chosen.scores), chosen.scores, atol=1e-4)
     return good(

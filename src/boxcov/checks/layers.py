@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from boxcov._torch.layers import Geometry, LayerCall
 from boxcov._torch.modules import LayerCallMode, fresh
-from boxcov._torch.process_state import seconds
 from boxcov.checks.report import DepthCost, Finding, LayerRow
 from boxcov.checks.subject import NotChecked, Subject, bad, good, named_floats
 from boxcov.detector import Detector, part_modules

@@ -34,7 +34,9 @@ def average_precision(found: Detections, truth: GroundTruth) -> dict[str, dict[f
     reach = np.array([RANGES.get(name, DEFAULT_RANGE) for name in found.classes])
     near = np.linalg.norm(arrays["boxes"][:, :2].astype(float), axis=1) < reach[arrays["labels"]]
     own = [arrays[name][near] for name in ("boxes", "scores", "labels", "frame")]
-    near = np.linalg.norm(truth.boxes[:, :2], axis=1) < reach[truth.labels]
+    known = (truth.labels >= 0) & (truth.labels < len(reach))
+    near = np.linalg.norm(truth.boxes[:, :2], axis=1) < reach[np.where(known, truth.labels, 0)]
+    near &= known
     objects = (truth.boxes[near, :2], truth.labels[near], truth.frame[near])
     centres, scores, labels, frame = own[0][:, :2].astype(float), *own[1:]
     order = np.argsort(-scores, kind="stable")

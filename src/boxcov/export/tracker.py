@@ -11,29 +11,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from math import inf, isfinite, pi, sqrt
+from math import inf, isfinite, nan, pi, sqrt
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import chi2
-from stonesoup.dataassociator.neighbour import GNNWith2DAssignment
-from stonesoup.predictor.kalman import KalmanPredictor
-from stonesoup.types.detection import Detection, MissedDetection
-from stonesoup.types.hypothesis import SingleDistanceHypothesis, SingleHypothesis
-from stonesoup.types.multihypothesis import MultipleHypothesis
-from stonesoup.types.prediction import Prediction
-from stonesoup.types.state import GaussianState
-from stonesoup.types.track import Track
-from stonesoup.updater.kalman import KalmanUpdater
 
 from boxcov.box_layout import columns
 from boxcov.concatenation import check_single_frame
 from boxcov.data.poses import Pose, transform_detections
 from boxcov.detections import Detections
-from boxcov.errors import BoxcovError, join_names
+from boxcov.errors import BoxcovError, import_package, join_names
 from boxcov.export.kalman import measurements
-from boxcov.export.stone_soup import BoxMeasurement, BoxMotion
+from boxcov.export.stone_soup import stone_soup
 
 Array = NDArray[Any]
 MEASURED = ("x", "y", "yaw", "vx", "vy")
@@ -124,7 +114,8 @@ class Tracker:
         self.tracks: list[BoxTrack] = []
         self.seconds, self._in_world, self._count = -inf, False, 0
         self._classes: tuple[str, ...] = ()
-        self.updater = KalmanUpdater(use_joseph_cov=True)
+        self.parts = stone_soup()
+        self.updater = self.parts.KalmanUpdater(use_joseph_cov=True)
 
     def update(self, found: Detections, seconds: float, pose: Pose | None = None) -> list[BoxTrack]:
         """Return the tracks after the boxes of one frame at a time in seconds.
@@ -132,7 +123,8 @@ class Tracker:
         pose: from the coordinates of the boxes to those of the tracks, such as the ego pose. The
             boxes stay where they are without one, which is right only for a sensor at rest.
         """
-        seconds = self._check_time(seconds)
+        seconds = _to_seconds(seconds)
+        self._check_time(seconds)
         self._check(found, seconds, pose)
         self._classes = found.classes
         boxes = _Boxes(found, pose, self.residual, self.settings)
@@ -141,7 +133,7 @@ class Tracker:
         by_states = {track.states: track for track in self.tracks}
         for track in self.tracks:
             track.row = None
-        associate = GNNWith2DAssignment(_Hypotheses(self, by_states, boxes))
+        associate = self.parts.GNNWith2DAssignment(_Hypotheses(self, by_states, boxes))
         matches = associate.associate(set(by_states), set(measured), time) if by_states else {}
         for states, hypothesis in matches.items():
             self._extend(by_states[states], hypothesis, boxes)
@@ -153,27 +145,28 @@ class Tracker:
         self.seconds, self._in_world = seconds, pose is not None
         return list(self.tracks)
 
-    def _check_time(self, time: Any) -> float:
-        """Return the time of a frame in seconds; raise if it cannot follow the one before."""
-        try:
-            seconds = float(time)
-        except (TypeError, ValueError):
-            seconds = inf
-        if not isfinite(seconds):
-            raise BoxcovError(f"the time of a frame must be a number of seconds, got {time!r}")
+    def _check_time(self, seconds: float) -> None:
         if seconds <= self.seconds:
             raise BoxcovError(
                 f"frames must come in the order of time: {seconds} s follows {self.seconds} s. "
                 "Sort them, or start another Tracker for another drive"
             )
-        if abs(seconds) > _LATEST or -inf < self.seconds < seconds - _LONGEST:
+        if abs(seconds) > _LATEST:
             raise BoxcovError(
-                f"{seconds:.10g} s is out of range, or more than an hour after the frame before: "
-                "multiply microseconds by 1e-6, or start another Tracker for another drive"
+                f"{seconds:.5g} is no time in seconds: multiply time stamps in microseconds by 1e-6"
             )
-        return seconds
+        if self.seconds > -inf and seconds - self.seconds > _LONGEST:
+            raise BoxcovError(
+                f"{seconds} s follows {self.seconds} s, more than an hour later: multiply time "
+                "stamps in microseconds by 1e-6, or start another Tracker for another drive"
+            )
 
     def _check(self, found: Detections, seconds: float, pose: Pose | None) -> None:
+        if found.classes != (self._classes or found.classes):
+            raise BoxcovError(
+                f"the classes are {join_names(found.classes)}, and were "
+                f"{join_names(self._classes)} before: start another Tracker"
+            )
         if not (pose is None or isinstance(pose, Pose)):
             raise BoxcovError(
                 f"pose must be a boxcov.data.poses.Pose, got {type(pose).__name__}: a 4 x 4 matrix "
@@ -195,7 +188,7 @@ class Tracker:
 
     def _detection(self, boxes: _Boxes, row: int, time: datetime) -> Any:
         """Return a box as a Stone Soup detection with its own measurement model."""
-        return Detection(
+        return self.parts.Detection(
             boxes.z[row][:, None],
             timestamp=time,
             measurement_model=self._model(boxes.R[row]),
@@ -205,7 +198,7 @@ class Tracker:
     def _model(self, R: Array) -> Any:
         lasts = self.settings.persistence
         H = np.hstack([_H, sqrt(lasts) * np.linalg.cholesky(R)])
-        return BoxMeasurement(
+        return self.parts.BoxMeasurement(
             ndim_state=10, mapping=tuple(range(5)), noise_covar=(1 - lasts) * R, R=R, H=H
         )
 
@@ -214,21 +207,21 @@ class Tracker:
         density = self.settings.acceleration
         if isinstance(density, Mapping):
             density = {**_STANDING, **density}.get(self._classes[label], 1.0)
-        motion = BoxMotion((density, self.settings.turning, self.settings.fading))
-        return KalmanPredictor(motion)
+        motion = self.parts.BoxMotion((density, self.settings.turning, self.settings.fading))
+        return self.parts.KalmanPredictor(motion)
 
     def _start(self, boxes: _Boxes, row: int, detection: Any) -> None:
-        prior = GaussianState(
+        prior = self.parts.GaussianState(
             np.concatenate([_H.T @ boxes.z[row], np.zeros(5)])[:, None],
             np.diag([*_DIFFUSE, *[1.0] * 5]),
             timestamp=detection.timestamp,
         )
-        first = self.updater.update(SingleHypothesis(prior, detection))
+        first = self.updater.update(self.parts.SingleHypothesis(prior, detection))
         self._count += 1
         track = BoxTrack(
             number=self._count,
             label=int(boxes.labels[row]),
-            states=Track([first]),
+            states=self.parts.Track([first]),
             existence=float(boxes.p[row]),
             box=boxes.boxes[row],
             row=row,
@@ -266,7 +259,18 @@ class Tracker:
         box, dof = hypothesis.measurement, self.settings.dof
         larger = np.sqrt(np.maximum(1.0, (dof + square) / (dof + 1)))
         box.measurement_model = self._model(np.outer(larger, larger) * box.measurement_model.R)
-        return SingleHypothesis(hypothesis.prediction, box)
+        return self.parts.SingleHypothesis(hypothesis.prediction, box)
+
+
+def _to_seconds(time: Any) -> float:
+    """Return the time of a frame; raise if it is missing or no number."""
+    try:
+        seconds = float(time)
+    except (TypeError, ValueError):
+        seconds = nan
+    if not isfinite(seconds):
+        raise BoxcovError(f"the time of a frame must be a number of seconds, got {time!r}")
+    return seconds
 
 
 class _Boxes:
@@ -289,7 +293,7 @@ class _Boxes:
         self.to_sensor = np.eye(5)
         if pose is not None:
             self.to_sensor[:2, :2] = self.to_sensor[3:, 3:] = pose.R[:2, :2].T.numpy()
-        self.reach = chi2.ppf(settings.gate, 1)  # of a Gaussian
+        self.reach = import_package("scipy.stats").chi2.ppf(settings.gate, 1)  # of a Gaussian
         R = self.to_sensor @ self.R @ self.to_sensor.T
         self.widths = np.sqrt(self.reach * np.diagonal(R, axis1=1, axis2=2))
         if found.region_widths is not None:
@@ -315,7 +319,7 @@ class _Hypotheses:
 
     def hypothesise(self, states: Any, detections: Any, timestamp: datetime, **_: Any) -> Any:
         """Return the hypotheses of one track: a missed detection, and the boxes in its gate."""
-        boxes, track = self.boxes, self.tracks[states]
+        parts, boxes, track = self.tracker.parts, self.boxes, self.tracks[states]
         predicted = self.tracker.predictor(track.label).predict(states, timestamp=timestamp)
         mean = np.asarray(predicted.state_vector, dtype=float)[:5, 0]
         P = np.asarray(predicted.covar, dtype=float)[:5, :5]
@@ -323,16 +327,16 @@ class _Hypotheses:
         turns = np.round(step[:, _YAW] / pi)
         step[:, _YAW] -= turns * pi  # yaw is an axis
         in_gate = boxes.in_gate(step, P) & (boxes.labels == track.label)
-        missed = MissedDetection(timestamp=timestamp)
-        found = [SingleDistanceHypothesis(predicted, missed, _MISSED)]
+        missed = parts.MissedDetection(timestamp=timestamp)
+        found = [parts.SingleDistanceHypothesis(predicted, missed, _MISSED)]
         for box in detections:
             row = box.metadata["row"]
             if not in_gate[row]:
                 continue
-            turned = Prediction.from_state(predicted, predicted.state_vector.copy())
+            turned = parts.Prediction.from_state(predicted, predicted.state_vector.copy())
             turned.state_vector[4, 0] += turns[row] * pi
             seen = self.tracker.updater.predict_measurement(turned, box.measurement_model)
             y = step[row]
             cost = y @ np.linalg.solve(seen.covar, y) + np.linalg.slogdet(seen.covar)[1]
-            found.append(SingleDistanceHypothesis(turned, box, float(cost), seen))
-        return MultipleHypothesis(sorted(found, reverse=True))
+            found.append(parts.SingleDistanceHypothesis(turned, box, float(cost), seen))
+        return parts.MultipleHypothesis(sorted(found, reverse=True))

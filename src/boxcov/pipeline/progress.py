@@ -14,6 +14,7 @@ from boxcov.pipeline.terminal import replace_line, say
 
 SILENT_SECONDS = 2.0  # shorter work shows nothing
 LOG_SECONDS = 5.0  # between two lines of a log
+BAR = 12  # characters
 
 
 class ProgressBar(AbstractContextManager["ProgressBar"]):
@@ -51,7 +52,7 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
         if now - self.began >= SILENT_SECONDS:
             line = self._line(done, total, note, rate)
             if self.stream.isatty():
-                replace_line(line, self.stream)
+                replace_line(_bar(done, total) + line, self.stream)
                 self._is_shown = True
             elif now - self._last_line >= LOG_SECONDS:
                 self._last_line = now
@@ -71,6 +72,16 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
         if self._is_shown:
             replace_line("", self.stream)
             self._is_shown = False
+
+
+def _bar(done: int, total: int | None) -> str:
+    """Return the share that is done as a bar; nothing if the total is unknown.
+
+    >>> _bar(1, 4)
+    '[###.........] '
+    """
+    filled = min(BAR * done // total, BAR) if total else 0
+    return f"[{'#' * filled}{'.' * (BAR - filled)}] " if total else ""
 
 
 def _format_rate(rate: float | None) -> str:

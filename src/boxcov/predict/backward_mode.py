@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -10,22 +12,32 @@ from boxcov.posterior.kronecker_block import MEMORY
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.linearize import LinearizationPoint
 
+_EVERY = slice(None)  # all fields of z
+
 
 def autograd_covariance(point: LinearizationPoint, posterior: Posterior) -> Tensor:
-    """``J Sigma J^T`` of z (m, D, D), for the layers of ``posterior``.
+    """``J Sigma J^T`` of z (m, D, D), for the layers of ``posterior``."""
+    return torch.cat([posterior.quadratic(g) for _, g in gradients(point, posterior)])
+
+
+def gradients(
+    point: LinearizationPoint, posterior: Posterior, fields: slice = _EVERY
+) -> Iterator[tuple[int, dict[str, Tensor]]]:
+    """Gradients (c, D, *shape) of some fields of z by parameter, and the first of the c boxes.
 
     As many boxes at a time as memory allows.
     """
     with torch.enable_grad():
         theta = point.linearized.theta()
         weights = {name: theta[name].requires_grad_() for name in posterior.parameters}
-        z = point.z_at(weights)
+        z = point.z_at(weights)[:, fields]
         size = sum(w.numel() * w.element_size() for w in weights.values())
         step = max(1, int(MEMORY // (size * z.shape[1])))
-        return torch.cat([posterior.quadratic(_gradients(part, weights)) for part in z.split(step)])
+        for start in range(0, len(z), step):
+            yield start, _gradients_of(z[start : start + step], weights)
 
 
-def _gradients(z: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def _gradients_of(z: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Gradients (c, D, *shape) of numbers z (c, D)."""
     c, D = z.shape
     seeds = torch.eye(c * D, dtype=z.dtype, device=z.device).view(-1, c, D)

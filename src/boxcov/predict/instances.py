@@ -44,6 +44,10 @@ class InstanceEngine:
         self.block_of = {block.layer.weight: name for name, block in posterior.blocks.items()}
         self._variances = {name: posterior.variances(name) for name in posterior.blocks}
 
+    def runs(self, point: LinearizationPoint) -> list[InstanceRun]:
+        """Run all groups of a frame."""
+        return [self.run(*group) for group in instance_groups(with_leaves(point)) or []]
+
     def run(self, index: Tensor, run: Callable[[], Tensor]) -> InstanceRun:
         """Run one group, recording every use of a weight of the posterior."""
         uses: LayerUses = {}
@@ -74,6 +78,34 @@ class InstanceEngine:
         for name, (a, d) in self._layers(run).items():
             total += layer_covariance(a, d, self.posterior.blocks[name], self._variances[name])
         return total
+
+    def logit_row(
+        self, runs: list[InstanceRun], start: int, gradients: dict[str, Tensor]
+    ) -> Tensor:
+        """The logit's row (c, D + 1) of c boxes, given its gradients (c, 1, *shape) by parameter.
+
+        runs: of the boxes of the frame, without logits; ``start`` is the first of the c.
+        """
+        c, D = len(next(iter(gradients.values()))), runs[0].z.shape[1]
+        weighted: dict[str, Tensor] = {}  # Sigma times the gradient
+        row = at_least_float32(runs[0].z.detach()).new_zeros(c, D + 1)
+        for name, block in self.posterior.blocks.items():
+            if block.layer.weight in gradients:
+                variances = self._variances[name]
+                matrix = block.layer.matrix(gradients)[:, 0].to(variances)
+                weighted[name] = block.unrotate(block.rotate(matrix) * variances).to(row)
+                row[:, -1] += (weighted[name] * matrix).flatten(1).sum(1)
+        for run in runs:
+            held = ((run.index >= start) & (run.index < start + c)).nonzero()[:, 0]
+            rows = run.index[held] - start
+            for name, (a, d) in self._layers(run).items():
+                if name in weighted:
+                    change, n_in = weighted[name][rows], a.shape[2]
+                    moved = change[..., :n_in] @ a[held]  # (h, G, n_out, T)
+                    if change.shape[-1] > n_in:
+                        moved = moved + change[..., n_in:]  # of the bias
+                    row[rows, :D] += (d[:, held] * moved).flatten(2).sum(2).T
+        return row
 
     def _layers(self, run: InstanceRun) -> dict[str, tuple[Tensor, Tensor]]:
         """By posterior layer, inputs (g, G, n_in, T) and gradients (D, g, G, n_out, T)."""

@@ -181,6 +181,12 @@ def _annotations(content: Any, classes: Sequence[str] | None, path: Path) -> Ann
         _picture(entry, objects.get(int(entry["id"]), []), label_of, path)
         for entry in content["images"]
     ]
+    stray = sorted(set(objects) - {picture.id for picture in pictures})
+    if stray:
+        raise BoxcovError(
+            f"{path}: objects in {len(stray)} images that it does not list "
+            f"({join_names(map(str, stray))})"
+        )
     if len({picture.id for picture in pictures}) < len(pictures):
         raise BoxcovError(f"{path}: two images have the same id")
     _warn_of_units(content["images"], objects, path)

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from warnings import warn
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ from boxcov.data.kitti.camera import (
 from boxcov.data.kitti.sequence import Kitti, read_labels
 from boxcov.data.poses import BOX_FIELDS, propagate, wrap_angle
 from boxcov.detections import Detections
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.files import make_folder, to_json, write_text
 from boxcov.input_file import read_bytes, read_json, reading
 
@@ -55,6 +56,7 @@ def write_results(folder: str | Path, frames: Kitti, detections: Iterable[Detect
     (folder / COVARIANCES).unlink(missing_ok=True)  # of the files that are replaced below
     meta: dict[str, Any] = {}
     by_frame: dict[str, Any] = {}
+    missing = 0
     pairs = pair_with_frames(frames.tokens, detections, frames.classes)
     for item, (token, found) in enumerate(pairs):
         calibration = frames.calibration(item)
@@ -62,13 +64,23 @@ def write_results(folder: str | Path, frames: Kitti, detections: Iterable[Detect
         boxes, J = to_camera(found.boxes[:, :7].detach().cpu().double(), calibration.pose)
         in_camera = propagate(found.to("cpu"), boxes, J, _CAMERA_SOURCES)
         size = _image_size(frames.folder / "image_2" / f"{token}.png")
-        lines = _lines(in_camera, image_boxes(boxes, calibration.P2, *size))
+        missing += size is None
+        lines = _lines(in_camera, image_boxes(boxes, calibration.P2, *(size or _IMAGE_SIZE)))
         write_text(folder / f"{token}.txt", "".join(lines))
         if in_camera.covariance is not None:
             meta = covariance_meta(in_camera, CAMERA_FIELDS, "rectified camera")
             by_frame[token] = covariance_rows(in_camera)
     if by_frame:
         write_text(folder / COVARIANCES, to_json({"meta": meta, "frames": by_frame}))
+    if missing:
+        width, height = _IMAGE_SIZE
+        warn(
+            f"{missing} of {len(frames)} frames have no image in {frames.folder / 'image_2'}: "
+            f"their 2D boxes are clipped at {width} x {height} pixels: unpack the images there, "
+            "whose sizes differ by some pixels",
+            BoxcovWarning,
+            stacklevel=2,
+        )
 
 
 def read_results(folder: str | Path, frames: Kitti) -> list[Detections]:
@@ -129,13 +141,13 @@ def _read_frame(
     return propagate(in_camera, boxes, J, _LIDAR_SOURCES)
 
 
-def _image_size(path: Path) -> tuple[int, int]:
-    """Return width and height of a PNG image from its header; the usual ones without an image."""
+def _image_size(path: Path) -> tuple[int, int] | None:
+    """Return width and height of a PNG image from its header; None if there is no such image."""
     try:
         head = read_bytes(path)[:24]
     except OSError:
-        return _IMAGE_SIZE
+        return None
     if len(head) < 24 or not head.startswith(b"\x89PNG"):
-        return _IMAGE_SIZE
+        return None
     width, height = struct.unpack(">II", head[16:])
     return width, height

@@ -173,9 +173,15 @@ def _readings(folder: Path, place: dict[str, int], samples: int) -> tuple[Readin
         slot.append(slots.setdefault(table.text(row, "ego_pose_token"), len(slots)))
     ego_R, ego_t = _ego_poses(folder, slots)
     order = _chain(table, sweeps, previous)
+    when = np.array(time)
+    if bool((when[order[order >= 0]] >= when[order >= 0]).any()):
+        raise BoxcovError(
+            f"{table.path}: a prev token leads to a later sweep of LIDAR_TOP: unpack the metadata "
+            "archive again"
+        )
     R, t = ego_R[slot], ego_t[slot]
     t = (R @ mount_t[mount][..., None])[..., 0] + t
-    return Readings(np.array(files), np.array(time), R @ mount_R[mount], t, order), key
+    return Readings(np.array(files), when, R @ mount_R[mount], t, order), key
 
 
 def _mounts(folder: Path) -> tuple[dict[str, int], Array, Array]:

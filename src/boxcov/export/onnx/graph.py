@@ -1,33 +1,25 @@
-"""The graph of a detector with its covariances, or the lines that keep it from being one.
-
-A graph with fixed shapes cannot follow code that reads values of tensors.
-"""
+"""The graph of a detector with its covariances, or all that keeps it from being one."""
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from boxcov.detector import Detector
+from boxcov.detector import Detector, Selection
 from boxcov.errors import BoxcovError
-from boxcov.export.onnx.model import trace
+from boxcov.export.onnx.model import missing_operators
+from boxcov.export.onnx.trace import trace
+from boxcov.export.onnx.value_reads import find_value_reads
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.static_frame import FrameFunction
-from boxcov.static_selection import StaticLimits
+from boxcov.predict.static_frame import FrameFunction, WithSignals
+from boxcov.static_selection import StaticLimits, StaticSelection
 
-_TORCH = str(Path(torch.__file__).parent)
-_CONVERSIONS = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
 _HINTS = {  # after a line that reads values below this function
     "_single_group": "instances() must return one group, of all rows, for boxes of one kind: give "
     "the selections in of_kind their kind as a Python int in `where`, as in "
@@ -53,22 +45,32 @@ def build_graph(
     limits: StaticLimits,
     etas: dict[str, Tensor] | None,
 ) -> FrameGraph:
-    """Return the graph of ``FrameFunction``; raise with the reason if there is none.
+    """Return the graph of ``FrameFunction``; raise, with all reasons at once, if there is none.
 
     inputs: a pytree; ``names`` are those of its tensors.
     """
     tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
-    function = FrameFunction(detector, posterior, inputs, limits, etas)
-    run = _flat(function, inputs)
-    with _exporting(), find_value_reads(tensors, _HINTS) as lines:
-        expected = dict(zip(function.names, run(*tensors)))
-    if lines:
+    stand_in, obstacles = _select_example(detector, inputs)
+    function, refusals = _frame_function(detector, posterior, inputs, limits, etas)
+    obstacles += refusals
+    if function is not None:
+        run = _flat(function, inputs)
+        with _exporting(), find_value_reads([*tensors, *stand_in], _HINTS) as lines:
+            expected = dict(zip(function.names, run(*tensors)))
+        obstacles += [
+            f"shapes and branches must not depend on values (use torch.where, topk): {line}"
+            for line in lines
+        ]
+        with _exporting():
+            module = trace(run, *tensors, may_read=bool(obstacles))
+        # torch.onnx itself says whether it can write the graph: this only completes the list
+        missing = missing_operators(module) if obstacles else []
+        obstacles += [f"torch.onnx has no version of {', '.join(missing)}"] if missing else []
+    if obstacles:
         raise BoxcovError(
-            f"{type(detector).__name__} cannot be written to ONNX: shapes and branches must not "
-            f"depend on values (use torch.where, topk): {'; '.join(lines)}"
+            f"{type(detector).__name__} cannot be written to ONNX (docs/guide/deploy.md says what "
+            "a graph needs): " + "; ".join(f"({n}) {o}" for n, o in enumerate(obstacles, 1))
         )
-    with _exporting():
-        module = trace(run, *tensors)
     named = _drop_unused(module, dict(zip(names, tensors)))
     return FrameGraph(module, named, expected)
 
@@ -96,6 +98,43 @@ def _flat(function: FrameFunction, inputs: Any) -> Callable[..., tuple[Tensor, .
     return run
 
 
+def _select_example(detector: Detector, inputs: Any) -> tuple[list[Tensor], list[str]]:
+    """Return what stands in for ``select_static()``, if that is missing, to look for more reasons.
+
+    The boxes of the example then are the detector's selection. Returned are its tensors, which
+    stand for values of the frame, and the reason.
+    """
+    if type(detector).select_static is not Detector.select_static:
+        return [], []
+    with torch.no_grad():
+        given = inputs.inputs if isinstance(inputs, WithSignals) else inputs
+        selection: Selection = detector.select(detector(given))
+    static = StaticSelection(selection, torch.tensor(len(selection)), torch.tensor(0))
+    detector.__dict__["select_static"] = lambda raw, limits: static
+    tensors = [selection.scores, selection.labels, *tree_leaves(selection.where)]
+    name = type(detector).__name__
+    reason = f"{name} has no select_static(raw, limits), which selects a fixed number of rows"
+    return [leaf for leaf in tensors if isinstance(leaf, Tensor)], [reason]
+
+
+def _frame_function(
+    detector: Detector,
+    posterior: Posterior,
+    inputs: Any,
+    limits: StaticLimits,
+    etas: dict[str, Tensor] | None,
+) -> tuple[FrameFunction | None, list[str]]:
+    """Return the function and no reason; or one with samples, or None, and why it is not exact."""
+    refusals: list[str] = []
+    samples = [etas] if etas is not None else [None, posterior.sample(2)]
+    for directions in samples:
+        try:
+            return FrameFunction(detector, posterior, inputs, limits, directions), refusals
+        except BoxcovError as error:
+            refusals += [str(error)] if str(error) not in refusals else []
+    return None, refusals
+
+
 def _drop_unused(module: fx.GraphModule, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Remove inputs without users from the graph, in place, and return the others."""
     nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
@@ -105,80 +144,3 @@ def _drop_unused(module: fx.GraphModule, inputs: Mapping[str, Tensor]) -> dict[s
             module.graph.erase_node(node)
     module.recompile()
     return used
-
-
-# lines that read values
-
-
-@contextmanager
-def find_value_reads(
-    inputs: Iterable[Tensor], hints: Mapping[str, str] | None = None
-) -> Iterator[list[str]]:
-    """Collect where values that depend on ``inputs`` decide a shape or a branch.
-
-    Each line of code appears once, as "file:number in function: code", and after it the hint for
-    the function that it was called by, if there is one.
-    """
-    operations = _Operations(inputs, hints or {})
-    with _Conversions(operations), operations:
-        yield operations.lines
-
-
-class _Operations(TorchDispatchMode):
-    """Follow what depends on the inputs, and record operations that read its values."""
-
-    def __init__(self, inputs: Iterable[Tensor], hints: Mapping[str, str]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.lines: list[str] = []
-        self.hints = hints
-        self._behind = WeakTensorKeyDictionary(dict.fromkeys(inputs, True))
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if any(self.depends(leaf) for leaf in tree_leaves((args, kwargs))):
-            if _reads_values(func, args):
-                self.add_line()
-            for leaf in tree_leaves(out):
-                if isinstance(leaf, Tensor):
-                    self._behind[leaf] = True
-                    if leaf._base is not None:  # a write to a view changes what it views
-                        self._behind[leaf._base] = True
-        return out
-
-    def depends(self, value: Any) -> bool:
-        """Whether a value is a tensor that depends on the inputs."""
-        return isinstance(value, Tensor) and value in self._behind
-
-    def add_line(self) -> None:
-        """Record the innermost line that is neither torch's nor of this file."""
-        stack = traceback.extract_stack()
-        for frame in reversed(stack):
-            if not frame.filename.startswith((_TORCH, __file__)):
-                file = Path(frame.filename).name
-                line = f"{file}:{frame.lineno} in {frame.name}: {frame.line}"
-                line += "".join(f"; {self.hints[f.name]}" for f in stack if f.name in self.hints)
-                self.lines += [line] if line not in self.lines else []
-                return
-
-
-class _Conversions(TorchFunctionMode):
-    """Report conversions to lists and arrays, which a dispatch mode does not see."""
-
-    def __init__(self, operations: _Operations) -> None:
-        super().__init__()
-        self.operations = operations
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _CONVERSIONS and self.operations.depends(args[0]):
-            self.operations.add_line()
-        return func(*args, **(kwargs or {}))
-
-
-def _reads_values(func: Any, args: Any) -> bool:
-    """Whether the result's shape, or a Python number, depends on the values of tensors."""
-    if func is torch.ops.aten.index.Tensor:
-        return any(
-            index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
-        )
-    tags = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
-    return any(tag in func.tags for tag in tags)

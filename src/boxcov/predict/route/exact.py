@@ -10,7 +10,7 @@ from torch import Tensor
 
 from boxcov._torch.layers import at_least_float32
 from boxcov._torch.process_state import matrix_precision
-from boxcov.predict.backward_mode import autograd_covariance
+from boxcov.predict.backward_mode import autograd_covariance, gradients
 from boxcov.predict.forward_mode.derivatives import directional_derivatives, sample_covariance
 from boxcov.predict.forward_mode.tangents import NoRule, Tangents
 from boxcov.predict.head.stages import StagedResult
@@ -18,6 +18,9 @@ from boxcov.predict.instances import InstanceEngine, instance_groups, leaves_rea
 from boxcov.predict.linearize import LinearizationPoint
 from boxcov.predict.route.instances import InstancesCheck
 from boxcov.predict.route.router import TangentRouter
+from boxcov.predict.route.verification import warn_of_route
+
+_LOGIT = slice(-1, None)  # the last field of z
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class ExactRouter(TangentRouter):
         self.instances = InstanceEngine(self.linearized, self.posterior)
         self.instances_check = InstancesCheck()
         self._layers_below: list[str] = []  # below the stages, once these are verified
+        self._warned_of_slow_logit = False
 
     def needs_trunk(self) -> bool:
         if self.with_logit or not self.stages_check.is_verified:
@@ -171,12 +175,34 @@ class ExactRouter(TangentRouter):
         with matrix_precision("float32"):  # in TF32 crops and the map differ by per cent
             part = self._head_by_instance(point)
             row, below = part.covariance[:, -1], part.below
-            if self._has_layers(head) and not self._has_layers(part):  # instances() has no logits
-                layers = [name for name in self.posterior.blocks if name not in head.below]
-                row = autograd_covariance(point, self.posterior.restricted(layers))[:, -1]
-                below = head.below
+            if self._has_layers(head) and not self._has_layers(part):
+                self._warn_of_slow_logit(len(point.boxes))
+                row, below = self._logit_by_autograd(point, head), head.below
         if not below:
             return row
         if not self.etas:
             return row + autograd_covariance(point, self.posterior.restricted(below))[:, -1]
         return row + sample_covariance(directional_derivatives(point, self._etas(below)))[:, -1]
+
+    def _logit_by_autograd(self, point: LinearizationPoint, head: HeadPart) -> Tensor:
+        """The logit's row where instances() gives boxes without logits: a backward pass per logit.
+
+        The gradients of the boxes come from instances(), so they need no backward pass of the
+        whole network.
+        """
+        layers = [name for name in self.posterior.blocks if name not in head.below]
+        runs = self.instances.runs(replace(point, logits=None))
+        rows = [
+            self.instances.logit_row(runs, start, of_logits)
+            for start, of_logits in gradients(point, self.posterior.restricted(layers), _LOGIT)
+        ]
+        return torch.cat(rows)
+
+    def _warn_of_slow_logit(self, m: int) -> None:
+        if not self._warned_of_slow_logit:
+            self._warned_of_slow_logit = True
+            warn_of_route(
+                f"with_logit=True takes {m} backward passes for the {m} boxes of this frame, "
+                "because instances() and stages() do not give the score logit: accept "
+                "with_logit=True in instances(), which makes it a few"
+            )
