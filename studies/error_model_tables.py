@@ -119,18 +119,20 @@ def row_file(folder: Path, name: str, test: str = "test") -> Path:
 
 
 def gains_table(folder: Path) -> dict[str, Any]:
-    """What a row adds to a baseline, for five questions."""
-    questions = ("IoU < 0.4", "IoU < 0.7", "distance", "risk", "NLL")
-    pairs = [(OURS, name) for name in (SIZE, DROPOUT, RAW, FREE)]
+    """What a row adds to a baseline, for three questions."""
+    questions = ("IoU < 0.4", "risk", "NLL")
+    short = {"ours": OURS, SIZE: SIZE, "dropout": DROPOUT, "raw outputs": RAW, "free": FREE}
+    short |= {"raw + covariances": RAW_COVARIANCES}
+    pairs = [("ours", name) for name in (SIZE, "dropout", "raw outputs", "free")]
     lines = []
-    for row, baseline in [*pairs, (RAW_COVARIANCES, RAW)]:
-        paths = [row_file(folder, name) for name in (row, baseline)]
+    for pair in [*pairs, ("raw + covariances", "raw outputs")]:
+        paths = [row_file(folder, short[name]) for name in pair]
         cells = [interval_text(*difference(*paths, question)) for question in questions]
-        lines.append([row, baseline, *cells])
+        lines.append([*pair, *cells])
     return {
         "title": "Difference of a row to a baseline, with 95 % intervals over frames",
         "columns": ["row", "baseline", *questions],
-        "digits": [None] * 7,
+        "digits": [None] * 5,
         "rows": lines,
         "notes": ["AUROC, higher is better; NLL of nine fields per box, lower is better."],
     }

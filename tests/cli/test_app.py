@@ -104,7 +104,7 @@ WRONG = {
     "fit --out x --n-data nan": "--n-data must be above 0, got nan",
     "fit --out x --count 0": "--count must be at least 1, got 0",
     "fit --out x --fraction 0": "--fraction must be above 0 and at most 1, got 0",
-    "fit --out x --prior-precision inf": "--prior-precision must be at least 0, got inf",
+    "fit --out x --prior-precision inf": "--prior-precision must be above 0, got inf",
     "predict --out x --method mcglm --samples 1": "--samples must be at least 2, got 1",
     "bench --boxes 10 --boxes 0": "--boxes must be at least 1, got 0",
     "train --out x --rate -1": "--rate must be above 0, got -1",
