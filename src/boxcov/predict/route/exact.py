@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from boxcov._torch.layers import at_least_float32
 from boxcov._torch.process_state import matrix_precision
+from boxcov.posterior.posterior import Posterior
 from boxcov.predict.backward_mode import autograd_covariance, gradients
 from boxcov.predict.forward_mode.derivatives import directional_derivatives, sample_covariance
 from boxcov.predict.forward_mode.tangents import NoRule, Tangents
 from boxcov.predict.head.stages import StagedResult
 from boxcov.predict.instances import InstanceEngine, instance_groups, leaves_read, with_leaves
-from boxcov.predict.linearize import LinearizationPoint
+from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
 from boxcov.predict.route.instances import InstancesCheck
-from boxcov.predict.route.router import TangentRouter
+from boxcov.predict.route.router import EngineOptions, TangentRouter
 from boxcov.predict.route.verification import warn_of_route
 
 _LOGIT = slice(-1, None)  # the last field of z
@@ -44,9 +45,16 @@ class ExactCovariance:
 class ExactRouter(TangentRouter):
     """Chooses for ``ExactGLM``; without etas, what lies below the head is computed by autograd."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.instances = InstanceEngine(self.linearized, self.posterior)
+    def __init__(
+        self,
+        linearized: LinearizedDetector,
+        posterior: Posterior,
+        options: EngineOptions,
+        etas: Mapping[str, Tensor],
+        with_logit: bool,
+    ) -> None:
+        super().__init__(linearized, posterior, options, etas, with_logit)
+        self.instances = InstanceEngine(linearized, posterior)
         self.instances_check = InstancesCheck()
         self._layers_below: list[str] = []  # below the stages, once these are verified
         self._warned_of_slow_logit = False
