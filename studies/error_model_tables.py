@@ -38,6 +38,7 @@ from error_model import (
     slug,
 )
 
+GPU = "collected on one NVIDIA H200, fitted on one CPU thread"
 FRAMES = 500  # of the fit, where a table does not say otherwise
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "data"
 
@@ -54,6 +55,11 @@ def write_tables(folder: Path, names: Sequence[str] = ()) -> None:
         "ceiling": lambda: ceiling_table(folder),
         "pillar": lambda: {
             **rows_table(folder / "pillar", "ceiling", "Full-size pillar network"),
+            "command": "python studies/collect.py boxes --out OUT --detector "
+            "weights/pillar.safetensors --sets fit ceiling --device cuda; "
+            "python studies/error_model.py --root OUT --out RESULTS/pillar --test ceiling "
+            "--rows ROWS; python studies/error_model_tables.py RESULTS pillar",
+            "machine": GPU,
             "notes": [],
         },
     }
@@ -164,7 +170,7 @@ def ceiling_table(folder: Path) -> dict[str, Any]:
         "python studies/collect.py ensemble --out OUT --sets fit ceiling --members FILES --device "
         "cuda; python studies/error_model.py --root OUT --out RESULTS --test ceiling --rows ROWS; "
         "python studies/error_model_tables.py RESULTS ceiling",
-        "machine": "collected on one NVIDIA H200, fitted on one CPU thread",
+        "machine": GPU,
         "columns": ["inputs", "IoU < 0.4", "IoU < 0.7", "distance", "risk", "NLL", "no velocity"],
         "digits": [None, 3, 3, 3, 3, 2, 2],
         "rows": lines,

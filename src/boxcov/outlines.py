@@ -14,7 +14,7 @@ Array = NDArray[Any]
 # of risks 0, 0.5 and 1 on a light and on a dark ground: blue, amber and red, as in the report
 ON_LIGHT = ((42, 120, 214), (185, 119, 10), (207, 35, 49))
 ON_DARK = ((108, 177, 255), (240, 178, 60), (255, 88, 98))
-DOUBTFUL = 0.5  # boxes above this risk are thin, without region and text: probably no object
+DOUBTFUL = 0.5  # boxes above this risk are thin, without region and text: probably wrong
 
 
 def background_of(inputs: Any) -> Array | None:

@@ -89,7 +89,10 @@ def test_kills_in_both_passes(tmp_path, record_property) -> None:
 def test_kills_of_live_checkpoints_and_blocks(tmp_path, no_processes) -> None:
     for name, start in (("fit", fitted), ("predict", predicted)):
         (tmp_path / name).mkdir()
-        run = killed(start(tmp_path / name, 24, kind=LiveKilled), kills=2)
+        run = start(tmp_path / name, 24, kind=LiveKilled)
+        while run.kills < 2 or (run.kills < 20 and not max(run.counted)):
+            run.kill()  # a busy machine may be killed at its first file more than once
+        run.finish()
         assert max(run.counted) > 0  # something was stored at a kill
 
 

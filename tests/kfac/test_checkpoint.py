@@ -335,3 +335,15 @@ def test_another_thread_writes_checkpoints(tmp_path) -> None:
     thread.start()
     thread.join()
     assert about(tmp_path / "c")["next"] == 4
+
+
+def test_settings_of_0_1_are_read() -> None:
+    """0.1 stored no configuration, and what it weighted differently cannot go on."""
+    current = {"depth": "head", "seed": 0, "configuration tasks": "car"}
+    old = {"depth": "head", "seed": 0, "locations": "all", "weight": None}
+    module._check_settings(old, current)
+    for more in ({"locations": "gradient"}, {"weight": "by_objects"}):
+        with pytest.raises(BoxcovError, match="which this version does not have: remove the file"):
+            module._check_settings({**old, **more}, current)
+    with pytest.raises(BoxcovError, match="configuration tasks was 'bus', is 'car'"):
+        module._check_settings({**old, "configuration tasks": "bus"}, current)

@@ -14,9 +14,9 @@ from boxcov.detector import Detector
 from boxcov.errors import join_names
 from boxcov.kfac.fit import FitOptions, fit
 from boxcov.predict.exact import ExactGLM
+from boxcov.predict.finite_difference import finite_differences
 from boxcov.predict.forward_mode.derivatives import ForwardModeError, directional_derivatives
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector, short_way
-from boxcov.predict.mcglm import finite_differences
 
 _LARGEST = 2500  # size of a factor that is decomposed in a few seconds
 _ROWS = 6  # boxes whose dependence on the raw outputs is traced

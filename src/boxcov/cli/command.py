@@ -173,7 +173,7 @@ def _choices(hint: Any) -> list[str]:
 
 
 def _limits(interval: Interval | None) -> str:
-    """Return the sentence about the limits of a number, unless they go without saying."""
+    """Return the sentence about the limits of a number, unless it is only 0 or 1 at least."""
     text = "" if interval is None else str(interval)
     return f"{text.capitalize()}." if text not in ("", "at least 0", "at least 1") else ""
 
@@ -188,7 +188,7 @@ def _parser(hint: Any) -> Callable[[Any], Any] | None:
     allowed = [*choices, *([] if number is None else [numbers[number]])]
 
     def parse(given: Any) -> Any:
-        if given in choices or not isinstance(given, str):  # a default is no text
+        if given in choices or not isinstance(given, str):  # a default is parsed already
             return given
         with suppress(ValueError):
             if number is not None:

@@ -56,9 +56,9 @@ def calibrate(
     threshold: a box whose IoU with its object is below it is misplaced; one of the thresholds
         0.1 to 0.9 for LiDAR (default 0.4), 0.55 to 0.95 for images (default 0.7).
     stress: labelled frames with larger errors than usual, for example
-        ``boxcov.data.augment.resize_objects(frames)``: how much wider regions are, and how much
-        higher the risk, in frames unlike the calibration frames.
-    progress: called with the number of items done and their total.
+        ``boxcov.data.augment.resize_objects(frames)``. They decide how much regions widen, and
+        risk rises, in frames unlike the calibration frames.
+    progress: called with the number of items done and their total; stress frames count anew.
 
     ``model`` itself is unchanged. The posterior of the result holds the error model:
     ``calibrated = boxcov.calibrate(model, frames)``, then ``calibrated.posterior.save(path)``.
@@ -71,7 +71,7 @@ def calibrate(
     iou_thresholds(model.linearized.shadow.box_fields, threshold)  # before the work
     check_count(frames)
     found, truth = predict_frames(model, frames, progress)
-    records = match_detections(found, truth, threshold=-1.0)
+    records = match_detections(found, truth, threshold=-1.0)  # boxes of any score
     error_model = fit_error_model(
         found,
         records,
@@ -80,9 +80,9 @@ def calibrate(
         fingerprint=model.posterior.fingerprint,
     )
     if len(stress):
-        unusual, truth = predict_frames(model, stress, progress)
-        records = match_detections(unusual, truth, threshold=-1.0)
-        error_model = widen(error_model, found, unusual, records)
+        unusual, objects = predict_frames(model, stress, progress)
+        paired = match_detections(unusual, objects, threshold=-1.0)
+        error_model = widen(error_model, found, unusual, paired)
     return with_error_model(model, error_model)
 
 

@@ -146,7 +146,7 @@ class Checkpoint:
             )
 
     def check_path(self, settings: Mapping[str, Any]) -> None:
-        """Raise if the file exists although the run does not resume from it."""
+        """Raise if the file exists although the run does not resume from it, or is another's."""
         if self.resume or not Path(self.path).exists():
             return
         with open_tensors(self.path, *_KIND) as (header, _):
@@ -263,6 +263,16 @@ class _SaveError(BoxcovError):
 
 
 def _check_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    if saved.get("locations", "all") != "all" or saved.get("weight") is not None:
+        raise BoxcovError(
+            "checkpoint of a fit with locations='gradient' or weights of frames, which this "
+            "version does not have: remove the file to start again"
+        )
+    current = {  # 0.1 did not store the configuration of a detector
+        name: value
+        for name, value in current.items()
+        if name in saved or not name.startswith("configuration ")
+    }
     changed = [name for name in current if saved.get(name) != current[name]]
     if changed:
         changes = "; ".join(

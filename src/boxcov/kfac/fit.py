@@ -87,8 +87,8 @@ def fit(
         ``options.fraction`` uses only a share of them.
     prior_precision: precision tau of the Gaussian prior, or "auto": one per layer, from the
         marginal likelihood or the RMS of the weights, see
-        ``boxcov.posterior.prior.auto_prior_precision``. ``Posterior.with_prior`` sets your own per
-        layer. The form "paper" has no prior.
+        ``boxcov.posterior.prior.auto_prior_precision``. ``Posterior.with_prior`` sets one
+        value per layer. The form "paper" has no prior.
     fisher: "empirical" (the paper), "mc" (the detector samples the targets, so frames may be
         (inputs, None)), or "identity" (a baseline).
     options: see ``FitOptions``.
@@ -225,7 +225,7 @@ def _load_item(item: Any, number: int, device: torch.device) -> tuple[Any, Any]:
 def _find_layers(
     accumulator: Accumulator, frames: Iterable[Any], options: FitOptions
 ) -> tuple[int, int]:
-    """Find the layers by one forward pass; return the frames of the first item, and 1 item."""
+    """Find the layers by one forward pass; return the number of frames and of items read."""
     for number, item in Items(frames, options.fraction, options.seed, World()).starting_at(0):
         inputs, _ = _load_item(item, number, accumulator.device)
         with torch.inference_mode(False):
@@ -290,7 +290,7 @@ def _check_factors(accumulator: Accumulator, skipped: int) -> None:
     frames, sums = accumulator.frames, accumulator.sums
     if not frames:
         raise BoxcovError(
-            f"all {skipped} items hold a NaN or an infinity: nothing is left to fit to"
+            f"inputs, loss or gradients of all {skipped} items are not finite: none is left to fit"
             if skipped
             else _EMPTY
         )

@@ -1,1 +1,1 @@
-"""Online: the covariance of every box, by four methods that return the same ``Detections``."""
+"""Online: the covariance of every box, by five methods that return the same ``Detections``."""

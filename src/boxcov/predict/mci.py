@@ -24,7 +24,7 @@ from boxcov.posterior.posterior import Posterior
 from boxcov.predict.forward_mode.derivatives import sample_covariance
 from boxcov.predict.linearize import LinearizationPoint, OnCall
 from boxcov.predict.predictor import Predictor
-from boxcov.predict.route.instances import MCIRouter
+from boxcov.predict.route.mci import MCIRouter
 
 
 class MCI(Predictor):

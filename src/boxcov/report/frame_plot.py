@@ -1,7 +1,9 @@
 """Plots of one frame by matplotlib: LiDAR frames from above, and images.
 
-Objects are green. Calibrated boxes have the colour of their risk and a dashed outline: the box
-grown by the half widths of its region. Boxes with a risk above 50 % are thin and have no outline.
+Objects are green. Calibrated boxes have the colour of their risk. Their regions are dashed: the box
+grown by the half widths, seen from above, and the bands of all four sides in an image. Uncalibrated
+boxes have the ellipse of their covariance. Boxes with a risk above 50 % are thin and have neither
+region nor text.
 """
 
 from __future__ import annotations
@@ -34,9 +36,8 @@ from boxcov.report.study import thin_points
 
 Array = NDArray[Any]
 OBJECT, PREDICTION, POINTS = "#2ca02c", "#d62728", "#8a919c"
-MANY_BOXES = 40  # from this number on the text is small
+MANY_BOXES = 40  # plots from above of more boxes have small text
 MAX_BOXES = 1000  # in one picture: more take minutes, and nobody can tell them apart
-GAUSS = float(np.sqrt(-2 * np.log(1 - 0.9)))  # sigmas of the ellipse that holds 90 %
 
 
 def plot(
@@ -107,7 +108,7 @@ def _draw_image(axes: Any, image: Array | None, truth: Array) -> None:
 
 
 def _regions(found: Detections, boxes: Array, place: list[int], level: float) -> list[Array]:
-    """Return outlines (m, k, 2) of the regions, or the 90 % ellipses of uncalibrated boxes."""
+    """Return outlines (m, k, 2) of the regions, or the ellipses of uncalibrated boxes."""
     is_image = len(place) == len(IMAGE)
     if found.region_widths is not None:
         widths = found.region(level).detach().cpu().numpy()[:, place]
@@ -118,11 +119,12 @@ def _regions(found: Detections, boxes: Array, place: list[int], level: float) ->
         return []
     C = found.numpy()["covariance"].astype(float)[:, place][:, :, place]
     points = (0, 2) if is_image else (0,)  # both corners, or the centre
-    return [ellipse(boxes[:, i : i + 2], C[:, i : i + 2, i : i + 2], GAUSS) for i in points]
+    sigmas = float(np.sqrt(-2 * np.log(1 - level)))  # an ellipse of a Gaussian that holds the level
+    return [ellipse(boxes[:, i : i + 2], C[:, i : i + 2, i : i + 2], sigmas) for i in points]
 
 
 def _draw_boxes(axes: Any, found: Detections, boxes: Array, regions: Sequence[Array]) -> None:
-    """Draw boxes (m, 4 or 5) with their regions and, unless they are doubtful, their numbers."""
+    """Draw boxes (m, 4 or 5) with their regions and numbers, unless they are doubtful."""
     is_image, texts = boxes.shape[1] == len(IMAGE), [f"{one:.2f}" for one in found.scores.tolist()]
     is_doubtful, colors = np.zeros(len(found), bool), [PREDICTION] * len(found)
     if found.no_object is not None:
@@ -178,5 +180,5 @@ def save_figure(path: str | Path, figure: Any, **options: Any) -> None:
 
 
 def escape_math(name: str, length: int = MAX_NAME) -> str:
-    """Return a short name that matplotlib draws as it is: $ is no mathematics."""
+    """Return a short name that matplotlib draws as it is: $ does not start a formula."""
     return short_name(name, length).replace("$", r"\$")

@@ -43,7 +43,10 @@ class ExactCovariance:
 
 
 class ExactRouter(TangentRouter):
-    """Chooses for ``ExactGLM``; without etas, what lies below the head is computed by autograd."""
+    """Chooses the engines of ``ExactGLM``.
+
+    Without etas, what lies below the head is computed by autograd.
+    """
 
     def __init__(
         self,
@@ -175,8 +178,9 @@ class ExactRouter(TangentRouter):
 
         They do not depend on which layers are below the head, so a seed always gives the same ones.
         """
-        own = self.posterior.restricted(layers).parameters
-        return {name: self.etas[name] for name in own if self.etas}
+        if not self.etas:
+            return {}
+        return {name: self.etas[name] for name in self.posterior.restricted(layers).parameters}
 
     def _logit_row(self, point: LinearizationPoint, head: HeadPart) -> Tensor:
         """The row (m, D + 1) of the score logit in the covariance of box and logit."""

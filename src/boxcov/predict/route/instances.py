@@ -1,4 +1,4 @@
-"""Verifies ``Detector.instances`` against ``Detector.decode``; the routes of MCI."""
+"""Verifies ``Detector.instances`` against ``Detector.decode``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from torch import Tensor
 
 from boxcov._torch.layers import LayerCall, at_least_float32
 from boxcov._torch.modules import LayerCallMode, float_leaves
-from boxcov.detector import InstanceGroup
 from boxcov.errors import BoxcovError, join_names
 from boxcov.predict.instances import (
     InstanceRun,
@@ -18,10 +17,8 @@ from boxcov.predict.instances import (
     method_name,
     with_leaves,
 )
-from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector, short_way
-from boxcov.predict.route.router import EngineOptions, Router
+from boxcov.predict.linearize import LinearizationPoint, short_way
 from boxcov.predict.route.verification import (
-    State,
     Verdict,
     Verification,
     judge_weights,
@@ -187,33 +184,3 @@ def _gradient_error(whole: Tensor | None, own: Tensor | None) -> float:
     if whole is None or float(whole.norm()) == 0:
         return 0.0
     return 1.0 if own is None else float((whole - own).norm()) / float(whole.norm())
-
-
-class MCIRouter(Router):
-    """The head per instance, if all chosen weights that affect the boxes are in it."""
-
-    def __init__(self, linearized: LinearizedDetector, options: EngineOptions) -> None:
-        super().__init__(linearized, options)
-        self.instances_check = InstancesCheck()
-
-    def needs_trunk(self) -> bool:
-        return not self.instances_check.is_verified
-
-    def groups(self, point: LinearizationPoint) -> list[InstanceGroup] | None:
-        """The instances of a frame; None if the whole network has to run."""
-        if self.instances_check.state is State.UNVERIFIED:
-            self._decide(point)
-        return instance_groups(point) if self.instances_check.is_verified else None
-
-    def _decide(self, point: LinearizationPoint) -> None:
-        check, watched = self.instances_check, with_leaves(point)
-        with torch.inference_mode(False), torch.enable_grad():
-            groups = instance_groups(watched)
-            read = {leaf for _, run in groups or [] for leaf in leaves_read(run())}
-        if groups is None:
-            check.refuse()
-        elif not check.verify(watched, set()):
-            return
-        elif check.upstream(watched, read):
-            check.refuse()
-        self.settle("the whole network" if check.is_refused else "instances")

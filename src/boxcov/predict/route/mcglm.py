@@ -5,16 +5,40 @@ z are the numbers of a box and, with ``with_logit``, the logit of its score.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from torch import Tensor
 
 from boxcov._torch.process_state import matrix_precision
+from boxcov.predict.finite_difference import check_step, finite_differences
 from boxcov.predict.forward_mode.derivatives import check_decode, directional_derivatives
 from boxcov.predict.forward_mode.tangents import NoRule, Tangents
 from boxcov.predict.head.stages import StagedResult
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
-from boxcov.predict.route.router import TangentRouter
+from boxcov.predict.route.router import EngineOptions, Router, TangentRouter
+
+
+class FiniteDifferenceRouter(Router):
+    """Finite differences, for ``MCGLM(derivative="fd")``; the first boxes check their step."""
+
+    def __init__(
+        self,
+        linearized: LinearizedDetector,
+        options: EngineOptions,
+        etas: Mapping[str, Tensor],
+        epsilon: float,
+    ) -> None:
+        super().__init__(linearized, options)
+        self.etas, self.epsilon = etas, epsilon
+
+    def derivatives(self, point: LinearizationPoint) -> tuple[Tensor, Tensor]:
+        """J eta of the boxes (m, D, k) and of z, one pass per direction."""
+        A = finite_differences(point, self.etas, self.epsilon)
+        if self.route is None:
+            self.settle("finite differences", "finite differences")
+            check_step(point, self.etas, self.epsilon, A)
+        return A[:, : point.boxes.shape[1]].contiguous(), A
 
 
 class MCGLMRouter(TangentRouter):

@@ -1,0 +1,42 @@
+"""The routes of MCI: the head per instance, or the whole network."""
+
+from __future__ import annotations
+
+import torch
+
+from boxcov.detector import InstanceGroup
+from boxcov.predict.instances import instance_groups, leaves_read, with_leaves
+from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
+from boxcov.predict.route.instances import InstancesCheck
+from boxcov.predict.route.router import EngineOptions, Router
+from boxcov.predict.route.verification import State
+
+
+class MCIRouter(Router):
+    """The head per instance, if all chosen weights that affect the boxes are in it."""
+
+    def __init__(self, linearized: LinearizedDetector, options: EngineOptions) -> None:
+        super().__init__(linearized, options)
+        self.instances_check = InstancesCheck()
+
+    def needs_trunk(self) -> bool:
+        return not self.instances_check.is_verified
+
+    def groups(self, point: LinearizationPoint) -> list[InstanceGroup] | None:
+        """The instances of a frame; None if the whole network has to run."""
+        if self.instances_check.state is State.UNVERIFIED:
+            self._decide(point)
+        return instance_groups(point) if self.instances_check.is_verified else None
+
+    def _decide(self, point: LinearizationPoint) -> None:
+        check, watched = self.instances_check, with_leaves(point)
+        with torch.inference_mode(False), torch.enable_grad():
+            groups = instance_groups(watched)
+            read = {leaf for _, run in groups or [] for leaf in leaves_read(run())}
+        if groups is None:
+            check.refuse()
+        elif not check.verify(watched, set()):
+            return
+        elif check.upstream(watched, read):
+            check.refuse()
+        self.settle("the whole network" if check.is_refused else "instances")
