@@ -265,12 +265,21 @@ def part_modules(detector: Detector) -> dict[str, tuple[nn.Module, ...]]:
 
 def no_module_error(model: nn.Module, part: str, entry: Any) -> BoxcovError:
     """Return the error about an entry of a part that is no module of ``model``."""
-    own = {id(p): name for name, p in model.named_parameters()}
-    what = repr(own.get(id(entry), entry if isinstance(entry, str) else type(entry).__name__))
+    for name, p in model.named_parameters():
+        if entry is p or (isinstance(entry, str) and entry == name):
+            owner = name.rpartition(".")[0]
+            advice = (
+                f"name {owner}, which holds it; FitOptions(exclude=[...]) excludes single weights"
+            )
+            advice = advice if owner else "leave it out, it stays constant"
+            return BoxcovError(
+                f"the part {part!r} names the parameter {name}, not a module: {advice}"
+            )
     children = join_names([name for name, _ in model.named_children()])
+    what = repr(entry) if isinstance(entry, str) else f"a {type(entry).__name__}"
     return BoxcovError(
         f"the part {part!r} names {what}, which is not a module of the model: its children are "
-        f"{children}. FitOptions(exclude=[...]) excludes single weights"
+        f"{children}"
     )
 
 

@@ -56,7 +56,7 @@ def reading(path: str | Path, what: str, advice: str = "") -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise BoxcovError(f"{path}: no such file") from None
+        raise BoxcovError(f"{path}: no such file" + (advice and f": {advice}")) from None
     except BoxcovError as error:
         if str(path) in str(error):
             raise

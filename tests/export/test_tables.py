@@ -56,6 +56,8 @@ def test_boxes_without_covariance_and_no_boxes(tmp_path: Path) -> None:
     ]
     tables.write_csv(tmp_path / "none.csv", in_image()[:0])
     assert len((tmp_path / "none.csv").read_text().splitlines()) == 1
+    with pytest.raises(BoxcovError, match="the box field score has the name of a column"):
+        tables.columns(replace(found, fields=("x1", "y1", "x2", "score")))
 
 
 def test_calibrated_boxes_have_risk_scales_and_half_widths(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from boxcov import BoxcovError, Checkpoint, FitOptions, fit
+from boxcov import BoxcovError, BoxcovWarning, Checkpoint, FitOptions, fit
 from boxcov.data import batched, shapes
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.kfac import checkpoint as module
@@ -347,3 +347,25 @@ def test_settings_of_0_1_are_read() -> None:
             module._check_settings({**old, **more}, current)
     with pytest.raises(BoxcovError, match="configuration tasks was 'bus', is 'car'"):
         module._check_settings({**old, "configuration tasks": "bus"}, current)
+
+
+def test_an_item_that_is_left_out_is_counted_once(tmp_path, monkeypatch) -> None:
+    """An interrupt before the item is counted must not leave it among the skipped ones."""
+    bad = [*FRAMES]
+    bad[1] = (bad[1][0] * float("nan"), bad[1][1])
+    options, done = FitOptions(nonfinite="skip"), module.Checkpointer.item_done
+
+    def interrupted(self, number, *args) -> None:
+        if number == 1:
+            raise KeyboardInterrupt
+        done(self, number, *args)
+
+    monkeypatch.setattr(module.Checkpointer, "item_done", interrupted)
+    with pytest.warns(BoxcovWarning, match="left out"), pytest.raises(KeyboardInterrupt):
+        fit(TinyCenter(), bad, options=options, checkpoint=Checkpoint(tmp_path / "c"))
+    monkeypatch.undo()
+    with pytest.warns(BoxcovWarning, match="left out"):
+        resumed = fit(
+            TinyCenter(), bad, options=options, checkpoint=Checkpoint(tmp_path / "c", resume=True)
+        )
+    assert resumed.skipped == 1

@@ -66,7 +66,7 @@ def test_one_error_names_all_unsupported_parameters() -> None:
     detector = NetDetector(Unfactored())
     with pytest.raises(
         BoxcovError,
-        match=r"net\.scale, net\.act\.weight\. Each .*exclude=\['net\.act', 'net\.scale'\]",
+        match=r"net\.scale, net\.act\.weight \(not, .*exclude=\['net\.act', 'net\.scale'\]",
     ):
         fit(detector, [random_item()])
     assert set(fit(detector, [random_item()], depth=["net.conv"]).blocks) == {"net.conv"}
@@ -81,9 +81,9 @@ class Idle(nn.Module):
         return self.conv(x)
 
 
-def test_a_layer_that_does_not_run_is_named() -> None:
+def test_a_layer_that_does_not_run_is_called_so() -> None:
     message = (
-        r"posterior: net\.idle\.weight, net\.idle\.bias\. .*convolution that runs.*"
+        r"posterior: net\.idle\.weight, net\.idle\.bias \(a layer that does not run.*"
         r"exclude=\['net\.idle'\]"
     )
     with pytest.raises(BoxcovError, match=message) as error:

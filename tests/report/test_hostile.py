@@ -19,7 +19,7 @@ from boxcov import Detections
 from boxcov.canvas import draw_image
 from boxcov.export import rerun
 from boxcov.plain_text import short_name
-from boxcov.report import frame_plot
+from boxcov.report import figures, frame_plot
 from boxcov.report.figures import write_figures
 from boxcov.report.frame_plot import write_plot
 from boxcov.report.page import MAX_GROUPS, page
@@ -104,6 +104,11 @@ def test_a_picture_shows_so_many_boxes_only(monkeypatch) -> None:
     said = [text.get_text() for text in axes.texts]
     assert "the 30 boxes of the highest scores, of 1,234" in said
     assert f"{float(found.scores.max()):.2f}" in said
+    monkeypatch.setattr(figures, "MAX_BOXES", 30)
+    study = study_of(replace(found, scores=found.scores.clamp(min=0.3)))
+    (axes,) = figures._draw_scene(study, next(iter(study.scenes))).axes
+    assert len(axes.lines) == 30
+    assert "the 30 boxes of the highest scores, of 1,234" in [t.get_text() for t in axes.texts]
 
 
 @pytest.mark.parametrize("value", [1e30, 1e38])

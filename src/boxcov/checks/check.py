@@ -23,8 +23,10 @@ CHECKS: tuple[tuple[str, Callable[[Subject], Finding]], ...] = (
     ("parts", contract.parts),
     ("weights", contract.weights),
     ("forward", contract.forward),
+    ("inputs", contract.inputs_unchanged),
     ("repeatable", contract.repeatable),
     ("state", contract.state),
+    ("mode", contract.mode),
     ("select", contract.selection),
     ("labels", contract.labels),
     ("decode", contract.boxes),
@@ -99,13 +101,15 @@ def check(
             findings.append(_finding(name, run, subject))
             if progress is not None:
                 progress(len(findings), len(CHECKS))
-    boxes = "no boxes" if subject.boxes is None else f"{len(subject.boxes)} boxes"
+        milliseconds = _or_none(lambda: layers.milliseconds_per_pass(subject))
+        depths = _or_none(lambda: layers.depths(subject)) or ()
     return Report(
         type(detector).__name__,
-        f"{boxes} in the checked frame, on {subject.device}",
+        _about(subject),
         tuple(findings),
         tuple(subject.layers),
-        layers.depths(subject),
+        depths,
+        milliseconds,
     )
 
 
@@ -120,6 +124,18 @@ def _finding(name: str, run: Callable[[Subject], Finding], subject: Subject) -> 
         line = next(iter(str(error).strip().splitlines()), "")
         found = bad(f"{type(error).__name__}: {line}", "make it run on this frame")
     return replace(found, name=name)
+
+
+def _or_none(make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except Exception:
+        return None
+
+
+def _about(subject: Subject) -> str:
+    boxes = "no boxes" if subject.boxes is None else f"{len(subject.boxes)} boxes"
+    return f"{boxes} in the checked frame, on {subject.device}"
 
 
 def _pair(frame: Any, argument: str) -> tuple[Any, Any]:

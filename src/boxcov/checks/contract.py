@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_structure
 
-from boxcov._torch.modules import check_finite_weights, fresh, versions
+from boxcov._torch.modules import check_finite_weights, fresh, shadow, versions
 from boxcov.box_layout import IMAGE, PLANE, has_layout
 from boxcov.checks.report import Finding
 from boxcov.checks.subject import (
     NotChecked,
-    Snapshot,
     Subject,
     bad,
     form_of,
@@ -116,10 +116,12 @@ def weights(subject: Subject) -> Finding:
 
 
 def forward(subject: Subject) -> Finding:
-    """``forward()`` runs, returns tensors and leaves its inputs unchanged."""
-    inputs, before = fresh(subject.inputs), Snapshot(subject.original)
+    """``forward()`` runs and returns tensors."""
+    detector, inputs = subject.shadow(), fresh(subject.inputs)
+    began = perf_counter()
     with torch.no_grad():
-        raw = subject.shadow()(inputs)
+        raw = detector(inputs)
+    first = perf_counter() - began
     tensors = [leaf for leaf in tree_leaves(raw) if isinstance(leaf, Tensor)]
     odd = sorted(
         {
@@ -138,26 +140,31 @@ def forward(subject: Subject) -> Finding:
             "raw outputs hold no floating-point tensor",
             "return the tensors that decode() and loss() read",
         )
-    subject.raw, subject.changed = raw, before.changed()
-    given = subject.inputs
-    if tree_structure(inputs) != tree_structure(given) or not same_bits(inputs, given):
+    subject.raw = raw
+    shapes = [str(tuple(t.shape)) for t in tensors]
+    return good(
+        f"{len(tensors)} tensors {join_names(shapes, 4)}, the first pass took {1e3 * first:.0f} ms"
+    )
+
+
+def inputs_unchanged(subject: Subject) -> Finding:
+    """``forward()`` leaves its inputs unchanged."""
+    given, copy = subject.second_pass().inputs, fresh(subject.inputs)
+    if tree_structure(given) != tree_structure(copy) or not same_bits(given, copy):
         return bad(
             "forward() changes its inputs",
             "work on copies: add_, sub_, x /= s and writing into the inputs' dict "
             "change the caller's data",
         )
-    shapes = [str(tuple(t.shape)) for t in tensors]
-    return good(f"{len(tensors)} tensors {join_names(shapes, 4)}; inputs are unchanged")
+    return good("unchanged after forward()")
 
 
 def repeatable(subject: Subject) -> Finding:
     """Two passes give the same bits."""
-    first = subject.needed_raw()
-    with torch.no_grad():
-        again = subject.shadow()(fresh(subject.inputs))
+    first, again = subject.needed_raw(), subject.second_pass().raw
     if not same_bits(first, again):
         return bad(
-            "two passes in eval mode differ",
+            f"two passes in eval mode differ{_furthest(first, again)}",
             "is dropout active in eval mode (F.dropout without training=self.training), "
             "or does forward() count its calls?",
         )
@@ -167,13 +174,31 @@ def repeatable(subject: Subject) -> Finding:
 
 def state(subject: Subject) -> Finding:
     """``forward()`` leaves parameters and buffers unchanged."""
-    subject.needed_raw()
-    if subject.changed:
+    changed = subject.second_pass().changed
+    if changed:
         return bad(
-            f"forward() changes {join_names(subject.changed, 4)} in eval mode",
+            f"forward() changes {join_names(changed, 4)} in eval mode",
             "do not write to buffers or weights in eval mode",
         )
     return good("parameters and buffers are unchanged")
+
+
+def mode(subject: Subject) -> Finding:
+    """The detector's own mode does not matter: boxcov runs a shadow in eval mode."""
+    first = subject.needed_raw()
+    if not subject.repeatable:
+        raise NotChecked("forward() is not repeatable")
+    trained = subject.shadow()
+    trained.train()  # of the shadow's own modules
+    with torch.no_grad():
+        again = shadow(trained)(fresh(subject.inputs))
+    if not same_bits(first, again):
+        return bad(
+            f"after train() a shadow in eval mode gives other outputs{_furthest(first, again)}",
+            "let forward() depend on self.training only, not on other state that train() sets; "
+            "or call detector.eval() first",
+        )
+    return good("boxcov gets the same raw outputs whether or not detector.eval() was called")
 
 
 def finite(subject: Subject) -> Finding:
@@ -205,7 +230,11 @@ def selection(subject: Subject) -> Finding:
     with torch.no_grad():
         found = subject.shadow().select(raw)
         if any(t._version != version for t, version in before):
-            return _in_place("select()", subject)
+            subject.raw = None
+            return bad(
+                "select() changes raw outputs in place",
+                "work on copies: sigmoid_() and the like change what decode() and loss() read",
+            )
         again = subject.shadow().select(raw)
     problem = _selection_problem(found, most_frames(subject.inputs, subject.targets))
     if problem:
@@ -229,14 +258,6 @@ def selection(subject: Subject) -> Finding:
     if low < 0 or high > 1:
         return bad(seen, "return probabilities, from 0 to 1: the error model uses their logits")
     return good(seen)
-
-
-def _in_place(method: str, subject: Subject) -> Finding:
-    subject.raw = None
-    return bad(
-        f"{method} changes raw outputs in place",
-        "work on copies: sigmoid_(), exp_() and the like change what other methods read",
-    )
 
 
 def _selection_problem(found: Any, frames: int | None) -> str:
@@ -284,7 +305,11 @@ def boxes(subject: Subject) -> Finding:
         found = subject.shadow().decode(raw, chosen)
     expected = (len(chosen), len(subject.original.box_fields))
     if any(t._version != version for t, version in before):
-        return _in_place("decode()", subject)
+        subject.raw = None
+        return bad(
+            "decode() changes raw outputs in place",
+            "work on copies: avoid sigmoid_(), exp_() and the like",
+        )
     if not isinstance(found, Tensor) or tuple(found.shape) != expected:
         fields = " ".join(subject.original.box_fields)
         return bad(
@@ -311,6 +336,12 @@ def boxes(subject: Subject) -> Finding:
 def own_output(subject: Subject) -> Finding:
     """``decode()`` agrees with the model's own post-processing."""
     mine = subject.needed_boxes()
+    detected = subject.shadow().detect(fresh(subject.inputs)).boxes
+    if not same_bits(detected, mine) and subject.repeatable:
+        return bad(
+            "detect() gives other boxes than decode() of select()",
+            "do not override detect(), or return the same boxes",
+        )
     if subject.reference is None:
         raise NotChecked("no reference boxes given: check(..., reference=boxes) compares with them")
     theirs = torch.as_tensor(subject.reference).to(mine)
@@ -328,3 +359,13 @@ def own_output(subject: Subject) -> Finding:
             "top-k, NMS, scaling, order of the fields",
         )
     return good(f"the model's own {len(theirs)} boxes, to 1e-4")
+
+
+def _furthest(a: Any, b: Any) -> str:
+    """Describe where two pytrees differ most."""
+    ours, theirs = named_floats(a), named_floats(b)
+    pairs = [
+        (name, x, y) for (name, x), (_, y) in zip(ours, theirs) if x.shape == y.shape and x.numel()
+    ]
+    off = [(float((x - y).abs().max()), name) for name, x, y in pairs]
+    return f", by up to {max(off)[0]:.2g} in raw{max(off)[1]}" if off else ", in their shapes"

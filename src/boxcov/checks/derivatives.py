@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from boxcov.checks.report import Finding
-from boxcov.checks.subject import NotChecked, Subject, bad, good, moved, named_floats, with_floats
+from boxcov.checks.subject import NotChecked, Subject, bad, good, moved, named_floats
 from boxcov.detector import Detector
 from boxcov.errors import join_names
 from boxcov.kfac.fit import FitOptions, fit
@@ -32,16 +32,16 @@ def differentiable(subject: Subject) -> Finding:
     directions = [
         yes * _like(leaf, generator) for yes, leaf in zip(subject.moving_floats(), leaves)
     ]
-
-    def decode(*floats: Tensor) -> Tensor:
-        return detector.decode(with_floats(raw, floats), subject.needed_selection())
-
-    # by double backward: decode() need not support forward mode; 0 where there is no gradient
-    slope = torch.autograd.functional.jvp(decode, tuple(leaves), tuple(directions))[1]
+    slope = _slope(detector, raw, directions, subject)
+    if slope is None:
+        return bad(
+            "decode() has no gradient in the raw outputs",
+            "avoid no_grad(), detach(), numpy(), item() and torch.tensor(...) in decode()",
+        )
     step = 1e-6 if slope.dtype == torch.float64 else 1e-3
     with torch.no_grad():
         ahead, behind = (
-            decode(*(leaf + sign * step * d for leaf, d in zip(leaves, directions)))
+            detector.decode(moved(raw, directions, sign * step), subject.needed_selection())
             for sign in (1, -1)
         )
     if ahead.shape != slope.shape:
@@ -56,8 +56,7 @@ def differentiable(subject: Subject) -> Finding:
         return bad(
             f"the derivative of {join_names(wrong)} differs from a finite difference by "
             f"{100 * float(off.max()):.2g} %",
-            "is something detached, rounded or clamped on the way to that field? Avoid no_grad(), "
-            "detach(), numpy(), item() and torch.tensor(...) in decode()",
+            "is something detached, rounded or clamped on the way to that field?",
         )
     flat = [name for name, x in zip(detector.box_fields, difference.norm(dim=0).tolist()) if x == 0]
     return good(
@@ -251,6 +250,28 @@ def _doubled(subject: Subject) -> Any:
     except Exception:  # decode() mixes them with its own float32 tensors
         return subject.needed_raw()
     return doubled if found.dtype == torch.float64 else subject.needed_raw()
+
+
+def _slope(
+    detector: Detector, raw: Any, directions: list[Tensor], subject: Subject
+) -> Tensor | None:
+    """Derivative (m, D) of the boxes along the directions, by double backward; None without one.
+
+    decode() need not support forward mode.
+    """
+    with torch.enable_grad():
+        leaves = _leaves(raw)
+        boxes = detector.decode(leaves, subject.needed_selection())
+        if not boxes.requires_grad:
+            return None
+        dummy = torch.ones_like(boxes, requires_grad=True)
+        floats = [leaf for _, leaf in named_floats(leaves)]
+        grads = torch.autograd.grad(boxes, floats, dummy, create_graph=True, allow_unused=True)
+        along = torch.stack(
+            [(g * d).sum() for g, d in zip(grads, directions) if g is not None]
+        ).sum()
+        (slope,) = torch.autograd.grad(along, dummy, allow_unused=True)
+    return torch.zeros_like(boxes) if slope is None else slope.detach()
 
 
 def _read_by(

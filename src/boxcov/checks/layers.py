@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 from dataclasses import replace
+from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from boxcov._torch.layers import Geometry, LayerCall
 from boxcov._torch.modules import LayerCallMode, fresh
+from boxcov._torch.process_state import seconds
 from boxcov.checks.report import DepthCost, Finding, LayerRow
 from boxcov.checks.subject import NotChecked, Subject, bad, good, named_floats
 from boxcov.detector import Detector, part_modules
@@ -19,7 +23,9 @@ from boxcov.kfac.losses import FrameLosses, select_parameters
 from boxcov.posterior.kronecker_block import Layer
 
 _MIB = 2**20
-_OTHER = "not used in this pass as the weight or bias of a linear layer or convolution"
+_SAMPLES = 10  # of MCGLM
+_OTHER = "used otherwise than as the weight or bias of a linear layer or convolution"
+_IDLE = "not used in this pass"
 
 
 def trace(subject: Subject) -> Finding:
@@ -44,47 +50,85 @@ def trace(subject: Subject) -> Finding:
         if subject.selection is not None:
             losses.detector.decode(raw, subject.selection)
     subject.moving = [leaf.requires_grad for _, leaf in named_floats(raw)]
-    parts = {id(p): part for part, own in given.items() for m in own for p in m.parameters()}
-    biases = {layer.bias for layer in used.values()}
-    for name, p in subject.original.named_parameters():
-        row = LayerRow(name, parts.get(id(p), "-"), tuple(p.shape))
-        if name in used:
-            n_in, n_out = used[name].n_in, used[name].n_out
-            groups = used[name].geometry.groups
-            subject.layers.append(replace(row, n_in=n_in, n_out=n_out, groups=groups))
-        elif name not in biases:
-            subject.layers.append(replace(row, reason=_reason(row, subject.original, chosen)))
+    touched = _touched(raw, losses.aliases)
+    parts, norms = _part_of(given), _norm_layers(subject.original, chosen)
+    subject.layers = [
+        _row(name, p, parts, norms, used, touched)
+        for name, p in subject.original.named_parameters()
+    ]
+    subject.layers = [row for row in subject.layers if row.reason != "bias"]
     return _layer_finding(subject, given)
-
-
-def _reason(row: LayerRow, detector: Detector, chosen: Container[str]) -> str:
-    """Return why a parameter cannot be in a posterior."""
-    if row.part == "-":
-        return "in no part"
-    if row.name not in chosen:
-        owner = detector.get_submodule(row.name.rpartition(".")[0])
-        return f"scale and shift of {type(owner).__name__}"
-    return _OTHER
 
 
 def _layer_finding(subject: Subject, parts: Iterable[str]) -> Finding:
     """Return how many layers a posterior can hold, and what keeps the others out."""
     inside = [row for row in subject.layers if not row.reason]
-    lost = [row.name for row in subject.layers if row.reason == _OTHER]
+    other, idle = (
+        [row.name for row in subject.layers if row.reason == reason] for reason in (_OTHER, _IDLE)
+    )
+    lost = other + idle
     if not inside:
         return bad(
             f"no layer of {join_names(parts)} can be in a posterior",
             "name parts whose linear layers and convolutions run in forward()",
         )
-    seen = f"{len(inside)} layers can be in a posterior"
-    if not lost:
-        return good(seen)
-    more = ", ..." if len(lost) > 3 else ""
-    return good(
-        f"{seen}; {len(lost)} parameters cannot: they are used otherwise, or not at all",
-        f"boxcov.fit(..., options=boxcov.FitOptions(exclude={lost[:3]!r}{more})) keeps them "
-        "constant",
+    todo = (
+        f"boxcov.fit(..., options=boxcov.FitOptions(exclude={lost[:3]!r}"
+        f"{', ...' if len(lost) > 3 else ''})) keeps them constant"
+        if lost
+        else ""
     )
+    seen = f"{len(inside)} layers can be in a posterior"
+    seen += f"; {len(other)} parameters cannot, which are used otherwise" if other else ""
+    seen += f"; {len(idle)} parameters are not used in this pass" if idle else ""
+    return good(seen, todo)
+
+
+def _norm_layers(detector: Detector, chosen: Container[str]) -> dict[str, str]:
+    """Return the kind of module of each parameter that is not chosen."""
+    owners = dict(detector.named_modules())
+    names = [name for name, _ in detector.named_parameters() if name not in chosen]
+    return {name: type(owners[name.rpartition(".")[0]]).__name__ for name in names}
+
+
+def _part_of(parts: dict[str, tuple[nn.Module, ...]]) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for part, modules in parts.items():
+        for module in modules:
+            found |= {id(p): part for p in module.parameters() if id(p) not in found}
+    return found
+
+
+def _touched(raw: Any, aliases: dict[str, nn.Parameter]) -> set[str]:
+    """Names of the weights that the raw outputs depend on."""
+    tensors = [t for t in tree_leaves(raw) if isinstance(t, Tensor) and t.requires_grad]
+    if not tensors:
+        return set()
+    grads = torch.autograd.grad(
+        [t.sum() for t in tensors], list(aliases.values()), allow_unused=True
+    )
+    return {name for name, g in zip(aliases, grads) if g is not None}
+
+
+def _row(
+    name: str,
+    p: nn.Parameter,
+    parts: dict[int, str],
+    norms: dict[str, str],
+    used: dict[str, Layer],
+    touched: set[str],
+) -> LayerRow:
+    row = LayerRow(name, parts.get(id(p), "-"), tuple(p.shape))
+    if name in used:
+        layer = used[name]
+        return replace(row, n_in=layer.n_in, n_out=layer.n_out, groups=layer.geometry.groups)
+    if any(layer.bias == name for layer in used.values()):
+        return replace(row, reason="bias")
+    if id(p) not in parts:
+        return replace(row, reason="in no part")
+    if name in norms:
+        return replace(row, reason=f"scale and shift of {norms[name]}")
+    return replace(row, reason=_OTHER if name in touched else _IDLE)
 
 
 def loss_gradient(subject: Subject) -> Finding:
@@ -153,10 +197,33 @@ def _chosen(subject: Subject) -> dict[str, nn.Parameter]:
 def depths(subject: Subject) -> tuple[DepthCost, ...]:
     """Cost per depth: a part and everything between it and the output."""
     found, inside = [], []
-    for part in subject.original.parts() if subject.layers else ():  # the parts are sound
+    for part in subject.original.parts() if subject.layers else ():
         inside += [row for row in subject.layers if not row.reason and row.part == part]
         factors = sum(row.groups * (row.n_in**2 + row.n_out**2) for row in inside)
         weights = sum(row.groups * row.n_in * row.n_out for row in inside)
-        mib = [4 * numbers / _MIB for numbers in (factors, factors + weights)]
-        found.append(DepthCost(part, len(inside), weights, *mib))
+        found.append(
+            DepthCost(
+                part,
+                len(inside),
+                weights,
+                factors_mib=4 * factors / _MIB,
+                fit_mib=8 * factors / _MIB,
+                online_mib=4 * (factors + weights) / _MIB,
+                directions_mib=4 * _SAMPLES * weights / _MIB,
+            )
+        )
     return tuple(found)
+
+
+def milliseconds_per_pass(subject: Subject) -> float | None:
+    """Median milliseconds of three plain passes."""
+    if subject.raw is None:
+        return None
+    detector, inputs = subject.shadow(), fresh(subject.inputs)
+    taken = []
+    with torch.no_grad():
+        for _ in range(3):
+            began = seconds(subject.device)
+            detector(inputs)
+            taken.append(1e3 * (seconds(subject.device) - began))
+    return median(taken)

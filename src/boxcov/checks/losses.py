@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from boxcov._torch.modules import differentiable_shadow, fresh
 from boxcov.checks.batches import forward_batch, merge, perturb
 from boxcov.checks.report import Finding
-from boxcov.checks.subject import NotChecked, Subject, bad, form_of, good
+from boxcov.checks.subject import NotChecked, Subject, bad, form_of, good, named_floats
 from boxcov.detector import Detector
 from boxcov.kfac.losses import most_frames
 
@@ -55,12 +56,10 @@ def shape(subject: Subject) -> Finding:
 
 
 def apart(subject: Subject) -> Finding:
-    """A frame's loss does not depend on the other frame of a batch."""
-    known, most, detector = _known(subject), 0.0, subject.shadow()
+    """A frame's loss and its gradient do not depend on the other frame of a batch."""
+    known, most = _known(subject), 0.0
     for mate, how in _mates(subject):
-        inputs, targets = (merge([own, other]) for own, other in zip(_frame(subject), mate))
-        with torch.no_grad():
-            found = detector.loss(forward_batch(detector, inputs), targets)
+        found = _losses(subject, [_frame(subject), mate])
         if len(found) < 2 * len(known):
             return bad(
                 f"loss() gives {len(found)} values for {2 * len(known)} frames",
@@ -74,7 +73,13 @@ def apart(subject: Subject) -> Finding:
                 "divide by each frame's own objects, not by the number of frames or by counts over "
                 "the batch, and match targets frame by frame",
             )
-    return good(f"the same beside {how}, to {most:.0e}")
+    leaked = _leak(subject)
+    if leaked:
+        return bad(
+            f"the loss of the first frame has a gradient in {leaked} of the second",
+            "a frame's loss must not depend on another frame's raw outputs",
+        )
+    return good(f"the same beside {how}, to {most:.0e}, and no gradient crosses frames")
 
 
 def no_objects(subject: Subject) -> Finding:
@@ -168,11 +173,9 @@ def _object_targets(subject: Subject) -> list[dict[str, Any]]:
     return list(targets)
 
 
-def _take(
-    target: dict[str, Any], rows: Tensor, names: Collection[str], n: int | None = None
-) -> dict[str, Any]:
-    """The target with some of its n objects; ``names`` are entries that may have a row of each."""
-    n = len(target["boxes"]) if n is None else n
+def _take(target: dict[str, Any], rows: Tensor, names: Collection[str]) -> dict[str, Any]:
+    """The target with some of its objects; ``names`` are the entries that have a row of each."""
+    n = len(target["boxes"])
     return {
         name: value[rows]
         if name in names and isinstance(value, Tensor) and value.dim() and len(value) == n
@@ -189,6 +192,13 @@ def _known(subject: Subject) -> Tensor:
 
 def _frame(subject: Subject) -> tuple[Any, Any]:
     return subject.inputs, subject.targets
+
+
+def _losses(subject: Subject, frames: list[tuple[Any, Any]]) -> Tensor:
+    inputs, targets = merge([item[0] for item in frames]), merge([item[1] for item in frames])
+    detector = subject.shadow()
+    with torch.no_grad():
+        return detector.loss(forward_batch(detector, inputs), targets)
 
 
 def _mates(subject: Subject) -> list[tuple[tuple[Any, Any], str]]:
@@ -209,14 +219,46 @@ def _mates(subject: Subject) -> list[tuple[tuple[Any, Any], str]]:
     return found
 
 
+def _leak(subject: Subject) -> str:
+    """Name of a raw output of the second frame that the first frame's loss depends on, or ""."""
+    mate = subject.other or (perturb(subject.inputs), subject.targets)
+    inputs, targets = (merge([a, b]) for a, b in zip(_frame(subject), mate))
+    detector, B = subject.shadow(), len(_known(subject))
+    with torch.no_grad():
+        raw = detector(inputs)
+    leaves = tree_map_only(Tensor, lambda t: t.detach().requires_grad_(t.is_floating_point()), raw)
+    with torch.enable_grad():
+        losses = detector.loss(leaves, targets)
+    single = dict(named_floats(subject.needed_raw()))
+    doubled = [
+        (name, t)
+        for name, t in named_floats(leaves)
+        if name in single and t.dim() and len(t) == 2 * len(single[name])
+    ]
+    if not losses.requires_grad or not doubled:
+        return ""
+    grads = torch.autograd.grad(losses[:B].sum(), [t for _, t in doubled], allow_unused=True)
+    for (name, t), g in zip(doubled, grads):
+        half = len(t) // 2
+        if g is not None and float(g[half:].abs().max()) > 1e-5 * float(g.abs().max()):
+            return f"raw{name}"
+    return ""
+
+
 def _fewer(targets: Any) -> Any:
-    """Targets with half of the objects; others are perturbed."""
+    """Targets with half of the objects (dicts of equally long tensors), else perturbed."""
     if isinstance(targets, list):
         return [_fewer(target) for target in targets]
-    if not isinstance(targets, dict):
-        return perturb(targets)
-    count = max((len(t) for t in targets.values() if isinstance(t, Tensor) and t.dim()), default=0)
-    return _take(targets, torch.arange(count // 2), set(targets), count)
+    if isinstance(targets, dict):
+        lengths = {len(t) for t in targets.values() if isinstance(t, Tensor) and t.dim()}
+        count = max(lengths, default=0)
+        return {
+            key: value[: count // 2]
+            if isinstance(value, Tensor) and value.dim() and len(value) == count
+            else value
+            for key, value in targets.items()
+        }
+    return perturb(targets)
 
 
 def _off(found: Tensor, expected: Tensor) -> float:

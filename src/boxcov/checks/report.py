@@ -44,7 +44,9 @@ class DepthCost:
     layers: int
     parameters: int
     factors_mib: float  # upper bound: layers that read the same tensor share a factor
+    fit_mib: float  # sums in float64 while fitting
     online_mib: float  # factors and variances
+    directions_mib: float  # of MCGLM with 10 samples
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class Report:
     findings: tuple[Finding, ...]
     layers: tuple[LayerRow, ...] = ()
     depths: tuple[DepthCost, ...] = ()
+    milliseconds: float | None = None  # of one plain pass
     checkpoint: tuple[tuple[str, str, str], ...] = ()  # what was understood of it, and the evidence
 
     @property
@@ -129,28 +132,34 @@ class Report:
 
     def _layers(self) -> list[str]:
         """Layers of equal shape share a line; the JSON lists each."""
-        count = sum(not row.reason for row in self.layers)
+        inside: dict[tuple[str, str], list[str]] = {}
+        outside: dict[tuple[str, str], list[str]] = {}
+        for row in self.layers:
+            where, what = (outside, row.reason) if row.reason else (inside, _matrix(row))
+            where.setdefault((row.part, what), []).append(row.name)
+        count = sum(map(len, inside.values()))
         titles = {
-            f"in the posterior at full depth: {count} layers, as matrices n_out x n_in": False,
-            "not in the posterior, kept constant": True,
+            f"in the posterior at full depth: {count} layers, as matrices n_out x n_in": inside,
+            "not in the posterior, kept constant": outside,
         }
         lines: list[str] = []
-        for title, is_outside in titles.items():
-            alike: dict[tuple[str, str], list[str]] = {}
-            for row in self.layers:
-                if bool(row.reason) == is_outside:
-                    alike.setdefault((row.part, row.reason or _matrix(row)), []).append(row.name)
-            cells = [(part, what, join_names(names, 2)) for (part, what), names in alike.items()]
-            if cells or not is_outside:
+        for title, rows in titles.items():
+            cells = [(part, what, join_names(names, 2)) for (part, what), names in rows.items()]
+            if cells or rows is inside:
                 lines += [*([""] if lines else []), title, *_table(cells)]
         return lines
 
     def _costs(self) -> list[str]:
-        cells = [("depth", "layers", "parameters", "factors", "online")]
+        lines = ["memory per depth in MiB (factors: upper bound)"]
+        sizes = ("factors", "sums of fit", "online", "10 directions")
+        head = ("depth", "layers", "parameters", *sizes)
+        cells = []
         for depth, layers, parameters, *mib in map(astuple, self.depths):
             cells.append((depth, f"{layers}", f"{parameters:,}", *(f"{size:.2f}" for size in mib)))
-        title = "memory per depth in MiB (factors: upper bound; fit needs twice as much)"
-        return [title, *_table(cells, right=True)]
+        lines += _table([head, *cells], right=True)
+        if self.milliseconds is not None:
+            lines += ["", f"a plain forward pass took {self.milliseconds:.1f} ms"]
+        return lines
 
 
 def _hanging(start: str, text: str) -> list[str]:

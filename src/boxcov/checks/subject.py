@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_map_only
+from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_map
 
-from boxcov._torch.modules import shadow
+from boxcov._torch.modules import fresh, shadow
 from boxcov.checks.report import Finding, LayerRow
 from boxcov.detector import Detector, Selection
 
@@ -33,6 +33,14 @@ class NotChecked(Exception):
     """Raised when a check lacks what it needs, for example because an earlier one failed."""
 
 
+class Pass(NamedTuple):
+    """What a second pass through the network did."""
+
+    raw: Any
+    inputs: Any  # after the pass
+    changed: list[str]  # parameters and buffers that it has written to
+
+
 @dataclass
 class Subject:
     """A detector and a frame. ``raw``, ``selection`` and ``boxes`` are filled by the checks."""
@@ -43,7 +51,7 @@ class Subject:
     other: tuple[Any, Any] | None  # another frame
     reference: Tensor | None
     raw: Any = None
-    changed: list[str] = field(default_factory=list)  # parameters and buffers, by forward()
+    second: Pass | None = None
     selection: Selection | None = None
     boxes: Tensor | None = None
     repeatable: bool = False
@@ -60,6 +68,17 @@ class Subject:
     def shadow(self) -> Detector:
         """A twin of the detector in eval mode that shares its weights and buffers."""
         return shadow(self.original)
+
+    def second_pass(self) -> Pass:
+        """Run the network once more, the first time that this is called; restore its state."""
+        self.needed_raw()
+        if self.second is None:
+            before, inputs = Snapshot(self.original), fresh(self.inputs)
+            with torch.no_grad():
+                raw = self.shadow()(inputs)
+            self.second = Pass(raw, inputs, before.changed())
+            before.restore()
+        return self.second
 
     def moving_floats(self) -> list[bool]:
         """Which floats of the raw outputs depend on the weights; all of them if that is unknown."""
@@ -111,14 +130,16 @@ def named_floats(tree: Any) -> list[tuple[str, Tensor]]:
 
 def moved(raw: Any, directions: list[Tensor], step: float) -> Any:
     """The raw outputs, each floating-point tensor moved along its direction."""
-    floats = [leaf for _, leaf in named_floats(raw)]
-    return with_floats(raw, [t.detach() + step * d for t, d in zip(floats, directions)])
+    following = iter(directions)
 
+    def move(leaf: Any) -> Any:
+        return (
+            leaf.detach() + step * next(following)
+            if isinstance(leaf, Tensor) and leaf.is_floating_point()
+            else leaf
+        )
 
-def with_floats(raw: Any, floats: Iterable[Tensor]) -> Any:
-    """The raw outputs with other floating-point tensors."""
-    following = iter(floats)
-    return tree_map_only(Tensor, lambda t: next(following) if t.is_floating_point() else t, raw)
+    return tree_map(move, raw)
 
 
 def size_problem(fields: Sequence[str], boxes: Tensor) -> str:

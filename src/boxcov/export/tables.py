@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from boxcov.detections import Detections
-from boxcov.errors import import_package
+from boxcov.errors import BoxcovError, import_package
 from boxcov.files import atomic_write, to_json
 from boxcov.result_check import check_result
 
@@ -41,6 +41,12 @@ def columns(detections: Detections) -> dict[str, Any]:
     """
     check_result(detections, "these detections cannot be exported")
     fields, arrays = detections.fields, detections.numpy()
+    taken = {"frame", "label", "class", "score", "uncertainty", "risk"} & set(fields)
+    if taken:
+        raise BoxcovError(
+            f"the box field {', '.join(sorted(taken))} has the name of a column of the table: "
+            "rename the field"
+        )
     table: dict[str, Any] = {
         "frame": arrays["frame"],
         "label": arrays["labels"],

@@ -245,7 +245,7 @@ class Accumulator:
         shared = sorted({bias for bias in biases if biases.count(bias) > 1})
         lost = [name for name in self.parameters if name not in self.sums and name not in biases]
         if lost or shared:
-            raise _unsupported(self.losses.detector, lost + shared)
+            raise BoxcovError(_unsupported_message(self.losses.detector, lost, shared))
 
     def _check_gradients(
         self,
@@ -279,7 +279,7 @@ class Accumulator:
                 if float(error[..., at].norm()) > tolerance * allowed:
                     wrong.append(parameter)
         if wrong:
-            raise _unsupported(self.losses.detector, wrong)
+            raise BoxcovError(_unsupported_message(self.losses.detector, wrong, []))
 
 
 def _weight_gradient(call: LayerCall, d: Tensor, has_bias: bool) -> tuple[Tensor, Tensor]:
@@ -311,14 +311,26 @@ def _tolerance(gradient: Tensor, weight: Tensor) -> float:
     return 1e-3 if gradient.device.type == "cpu" else 2e-2
 
 
-def _unsupported(detector: nn.Module, names: list[str]) -> BoxcovError:
-    """Return the error about parameters that are not the weight or bias of one matrix product."""
-    return BoxcovError(
-        f"these parameters cannot be in a posterior: {join_names(names)}. Each must be the weight "
-        "or bias of one linear layer or convolution that runs, and nothing else. Leave them out "
-        f"with FitOptions(exclude={_shortest_names(detector, names)!r}), or give depth as a list "
-        "of module names"
+def _unsupported_message(detector: nn.Module, lost: list[str], shared: list[str]) -> str:
+    idle = [name for name in lost if _is_layer(detector, name)]
+    other = [name for name in lost if name not in idle]
+    reasons = {
+        "not, or not only, the weight or bias of a linear layer or convolution": other,
+        "the bias of several layers": shared,
+        "a layer that does not run, or not with this weight alone": idle,
+    }
+    named = [f"{join_names(names)} ({reason})" for reason, names in reasons.items() if names]
+    return (
+        f"these parameters cannot be in a posterior: {'; '.join(named)}. Leave them out with "
+        f"FitOptions(exclude={_shortest_names(detector, [*lost, *shared])!r}), or give depth as a "
+        "list of module names"
     )
+
+
+def _is_layer(detector: nn.Module, name: str) -> bool:
+    """Whether a parameter belongs to a linear layer or convolution."""
+    owner = detector.get_submodule(name.rpartition(".")[0])
+    return isinstance(owner, (nn.Linear, nn.modules.conv._ConvNd))
 
 
 def _shortest_names(detector: nn.Module, names: list[str]) -> list[str]:

@@ -212,8 +212,10 @@ class Checkpointer:
             self._last_item = item
         return remaining
 
-    def item_done(self, number: int, item: Any) -> None:
-        """Record that an item was added or skipped; save if it is time."""
+    def item_done(self, number: int, item: Any, is_left_out: bool = False) -> None:
+        """Record that an item was added, or left out; save if it is time."""
+        self.sums.is_partial = True  # an interrupt between these lines must not be saved
+        self.skipped += [number] if is_left_out else []
         self.next_item, self._last_item = number + 1, item
         self.sums.is_partial = False
         if self.path is not None and monotonic() - self._saved_at >= self._every_seconds:

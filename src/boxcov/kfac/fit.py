@@ -186,9 +186,8 @@ class _Passes:
         world = self.items.world
         with world.label_errors(), torch.inference_mode(False), checkpointer:
             for number, item in checkpointer.remaining(self.items):
-                if number not in self.skipped and not self._add(sums, number, item):
-                    checkpointer.skipped.append(number)
-                checkpointer.item_done(number, item)
+                is_left_out = number not in self.skipped and not self._add(sums, number, item)
+                checkpointer.item_done(number, item, is_left_out)
                 if self.progress is not None:
                     self.progress(self._done + number + 1, self._total)
             checkpointer.save()  # what follows may fail: other ranks, a full disk

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from boxcov.box_layout import PLANE, columns, has_layout
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.quality import METRICS
@@ -23,12 +25,14 @@ from boxcov.report.charts import (
     threshold_charts,
 )
 from boxcov.report.frame_plot import (
+    MAX_BOXES,
     PREDICTION,
     draw_points,
     escape_math,
     new_axes,
     new_figure,
     save_figure,
+    say_total,
 )
 from boxcov.report.study import Method, Study
 from boxcov.report.viewer import viewer_methods
@@ -148,7 +152,8 @@ def _draw_scene(study: Study, frame: int) -> Any | None:
         return None
     method, scene = viewer_methods(study)[0], study.scenes[frame]
     records, place = method.records, columns(study.fields, PLANE)
-    shown = records[(records.frame == frame) & (records.scores >= MIN_SCORE)]
+    every = records[(records.frame == frame) & (records.scores >= MIN_SCORE)]
+    shown = every[np.argsort(-every.scores, kind="stable")[:MAX_BOXES]]
     boxes = shown.boxes[:, place]
     figure = new_figure(6.5, 6.8)
     axes = figure.add_subplot()
@@ -158,6 +163,7 @@ def _draw_scene(study: Study, frame: int) -> Any | None:
         axes.annotate(f"{u:.2g}", outline.max(0) + 0.4, color=PREDICTION, fontsize=6, clip_on=True)
     title = f"{_escape(scene.name)}: {_escape(method.name)}, scores from {MIN_SCORE}"
     axes.set_title(f"{title}. Green: objects; numbers: uncertainty", fontsize=9)
+    say_total(axes, len(shown), len(every))
     return figure
 
 

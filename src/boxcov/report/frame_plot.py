@@ -68,10 +68,15 @@ def plot(
     else:
         draw_points(axes, background, truth, boxes)
     _draw_boxes(axes, shown, boxes, _regions(shown, boxes, place, level))
-    if len(shown) < len(detections):
-        text = f"the {len(shown):,} boxes of the highest scores, of {len(detections):,}"
-        axes.annotate(text, (0.01, 0.01), xycoords="axes fraction", fontsize=8)
+    say_total(axes, len(shown), len(detections))
     return axes
+
+
+def say_total(axes: Any, shown: int, total: int) -> None:
+    """Write into the picture that it does not show all boxes."""
+    if shown < total:
+        text = f"the {shown:,} boxes of the highest scores, of {total:,}"
+        axes.annotate(text, (0.01, 0.01), xycoords="axes fraction", fontsize=8)
 
 
 def new_axes(width: float, height: float) -> Any:

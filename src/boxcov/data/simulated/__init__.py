@@ -9,6 +9,7 @@ sensor and the street. Frames of one seed and index show the same street in ``cl
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 
 import torch
 
@@ -17,7 +18,7 @@ from boxcov.data.sequence import FrameSequence
 from boxcov.data.simulated.drive import LONGEST, RATES, Drive, Settings
 from boxcov.data.simulated.scenarios import SCENARIOS, find_scenario
 from boxcov.data.simulated.sensor import Frame, make_frames
-from boxcov.errors import BoxcovError, check_whole
+from boxcov.errors import BoxcovError
 
 __all__ = ["CLASSES", "SCENARIOS", "Drive", "Simulated", "frames", "sequences"]
 
@@ -63,7 +64,7 @@ def frames(
     >>> points[0].shape[1], targets[0]["boxes"].shape[1]
     (5, 9)
     """
-    _check(scenario, seed, count, sweeps)
+    _check(scenario, seed, sweeps, count, most=2**62)
     return Simulated(scenario, seed=int(seed), count=int(count), sweeps=int(sweeps), device=device)
 
 
@@ -91,7 +92,7 @@ def sequences(
     >>> len(drive), drive.timestamp(1), len(targets[0]["ids"]) == len(targets[0]["boxes"])
     (2, 500000, True)
     """
-    _check(scenario, seed, count, sweeps)
+    _check(scenario, seed, sweeps, count, most=2**20)
     if rate not in RATES:
         raise BoxcovError(f"rate must be {', '.join(map(str, RATES))} frames per second: {rate!r}")
     if not 1 / rate <= seconds <= LONGEST:
@@ -100,11 +101,14 @@ def sequences(
     return [Drive(settings, number) for number in range(int(count))]
 
 
-def _check(scenario: str, seed: int, count: int, sweeps: int) -> None:
+def _check(scenario: str, seed: int, sweeps: int, count: int, most: int) -> None:
     find_scenario(scenario)
-    check_whole("seed", seed, 0)
-    check_whole("count", count, 0)
-    if sweeps not in range(1, 11):
-        raise BoxcovError(
-            f"sweeps must be a whole number from 1 to 10 (the key sweep counts), got {sweeps!r}"
-        )
+    limits = {
+        "seed": (seed, 0, 2**63 - 1, "of at least 0 and below 2^63"),
+        "count": (count, 0, most, f"of at least 0 and at most {most}"),
+        "sweeps": (sweeps, 1, 10, "from 1 to 10 (the key sweep counts)"),
+    }
+    for name, (value, low, high, wanted) in limits.items():
+        is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+        if not is_whole or not low <= value <= high:
+            raise BoxcovError(f"{name} must be a whole number {wanted}, got {value!r}")

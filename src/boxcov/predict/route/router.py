@@ -11,7 +11,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from boxcov._torch.process_state import Precision
-from boxcov.errors import BoxcovError, check_choice, check_whole
+from boxcov.errors import BoxcovError, check_choice
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.cuda.static_graph import CaptureError, GraphPass, StaticGraph
 from boxcov.predict.forward_mode.derivatives import TangentPropagation
@@ -55,8 +55,10 @@ class EngineOptions:
         check_choice("precision", self.precision, Precision)
         if not 1e-6 <= self.tolerance <= 0.1:
             raise BoxcovError(f"tolerance must lie between 1e-6 and 0.1, got {self.tolerance!r}")
-        if self.verify != "always":
-            check_whole("verify", self.verify)
+        if self.verify != "always" and (not isinstance(self.verify, int) or self.verify < 1):
+            raise BoxcovError(
+                f"verify must be 'always' or a number of calls of at least 1, got {self.verify!r}"
+            )
 
 
 DEFAULT_ENGINE = EngineOptions()
