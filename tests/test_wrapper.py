@@ -162,20 +162,20 @@ def from_around(model: nn.Module, inputs: Tensor) -> Any:
         ),
         (
             {"parts": {"head": nn.ReLU()}},
-            r"the part 'head' names 'ReLU', which is not a module of the model: its children",
+            r"the part 'head' names a ReLU, which is not a module of the model: its children",
         ),
         (
             {"parts": {"head": MODEL.head.shared[0].weight}},
-            r"^the part 'head' names 'head.shared.0.weight', which is not a module of the model.*"
-            r"FitOptions\(exclude=",
+            r"^the part 'head' names the parameter head.shared.0.weight, not a module: name "
+            r"head.shared.0, which holds it; FitOptions\(exclude=",
         ),
         (
             {"parts": {"head": ("head.shared", "model.head.shared.0.weight")}},
-            r"^the part 'head' names 'head.shared.0.weight', which is not a module",
+            r"^the part 'head' names the parameter head.shared.0.weight, not a module",
         ),
         (
             {"parts": {"head": nn.Parameter(torch.ones(2))}},
-            r"^the part 'head' names 'Parameter', which is not a module of the model: its",
+            r"^the part 'head' names a Parameter, which is not a module of the model: its",
         ),
         (
             {"box_fields": "x y w"},
