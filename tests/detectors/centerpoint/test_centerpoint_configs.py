@@ -256,6 +256,7 @@ def test_yaml_tags_are_refused(tmp_path):
         ("mmdet3d", "share_conv", "norm_bbox=False, share_conv", "sizes that are not logarithms"),
         ("det3d", "score_threshold", "per_class_nms=True, score_threshold", "NMS of each class"),
         ("openpcdet", "NMS_THRESH", "MULTI_CLASSES_NMS: True, NMS_THRESH", "NMS of each class"),
+        ("openpcdet", "NMS_TYPE: nms_gpu", "NMS_TYPE: circle_nms", "of openpcdet have no radii"),
     ],
 )
 def test_what_is_not_implemented_is_refused(framework, old, new, message, tmp_path):
