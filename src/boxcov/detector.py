@@ -205,6 +205,15 @@ class Detector(nn.Module, ABC):
         """
         return None
 
+    def augment(self, inputs: Any, targets: Any, generator: torch.Generator) -> tuple[Any, Any]:
+        """Return a copy of the inputs and targets, changed at random as in training.
+
+        For example mirrored or turned; inputs and targets themselves stay as they are. The network
+        should be as good on the copy as on the original. ``boxcov.calibrate`` learns from such
+        copies, so that it needs fewer labelled frames. Without this method there are none.
+        """
+        return inputs, targets
+
     def candidates(self, raw: Any) -> Candidates | None:
         """Return all candidates of the NMS, and what removed each. Used by ``NMSSpread``."""
         return None

@@ -19,7 +19,12 @@ from boxcov.concatenation import concatenate
 from boxcov.data import batched, shapes
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.error_model import network
-from boxcov.error_model.calibrate import fit_error_model, predict_frames
+from boxcov.error_model.calibrate import (
+    CopiedBoxes,
+    fit_error_model,
+    predict_copies,
+    predict_frames,
+)
 from boxcov.error_model.network import TrainingOptions
 from boxcov.evaluate.ground_truth import GroundTruth, match_detections
 from boxcov.evaluate.quality import auroc
@@ -86,6 +91,58 @@ def test_risk_beats_the_score_on_new_frames(calibrated: Predictor) -> None:
     errors = np.abs(records.as_axes().errors[records.paired])
     inside = errors <= found.region(0.9).numpy()[records.paired]
     assert 0.84 <= inside.mean() <= 0.96
+
+
+class Mirrored(TinyCenter):
+    """The detector, with copies that are mirrored."""
+
+    def augment(
+        self, inputs: Any, targets: Any, generator: torch.Generator
+    ) -> tuple[torch.Tensor, list[dict[str, torch.Tensor]]]:
+        changed = []
+        for target in targets:
+            x, *rest, yaw = target["boxes"].unbind(1)
+            boxes = torch.stack([shapes.METRES - x, *rest, torch.pi - yaw], 1)
+            changed.append({**target, "boxes": boxes})
+        return inputs.flip(3), changed
+
+
+def mirrored(detector: TinyCenter) -> Mirrored:
+    twin = deepcopy(detector)
+    twin.__class__ = Mirrored
+    return twin
+
+
+def test_copies_have_the_number_of_their_frame(
+    small: TinyCenter, small_posterior: Posterior, calibration_frames: list
+) -> None:
+    model = ExactGLM(mirrored(small), small_posterior)
+    items = list(batched(calibration_frames[:6], 2))
+    found, truth = predict_frames(model, items)
+    copies = predict_copies(model, items, 2)
+    assert copies.found.frame.max() == 11  # each copy is a frame of its own
+    order = [0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5]
+    assert copies.source.tolist() == [order[i] for i in copies.found.frame]
+    records = match_detections(found, truth, threshold=-1.0)
+    for number in range(6):  # the toy finds about as many objects in a mirrored image
+        own, other = records.frame == number, (copies.source == number).numpy()
+        assert abs(copies.records.paired[other].sum() / 2 - records.paired[own].sum()) <= 1
+    assert predict_copies(model, items, 0) is None
+    assert predict_copies(ExactGLM(small, small_posterior), items, 2) is None
+
+
+def test_only_the_network_learns_from_copies(collected: Any, short: None) -> None:
+    """Copies with errors of a hundred times decide no unit, region, noise or tail."""
+    found, records = collected
+    source = found.frame
+    wide = replace(records, truth=records.boxes + 100 * (records.truth - records.boxes))
+    about = {**ABOUT, "fingerprint": "x"}
+    alone = fit_error_model(found, records, **about)
+    copies = CopiedBoxes(found, wide, source)
+    with_copies = fit_error_model(found, records, **about, copies=copies)
+    assert with_copies.provenance["copies"] == 0
+    for name, tensor in alone.tensors().items():
+        assert torch.equal(tensor, with_copies.tensors()[name]), name
 
 
 def test_a_file_with_one_noise_for_all_classes_loads(

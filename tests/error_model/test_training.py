@@ -146,7 +146,7 @@ def test_a_linear_model_of_few_boxes_decays() -> None:
     folds = folds_of(120)
     chosen = fit_network(x, targets, folds, OUTPUTS, options)
     weak, strong = (
-        min(network._epochs(x, targets, folds, OUTPUTS, 0, decay), key=lambda e: e.loss)
+        min(network._epochs(x, targets, folds, OUTPUTS, 0, decay, 120), key=lambda e: e.loss)
         for decay in (network.LINEAR_DECAY, network.STRONG_DECAY)
     )
     assert strong.loss < weak.loss
@@ -205,6 +205,59 @@ def test_an_unknown_field_leaves_the_others_as_they_are() -> None:
     assert all(bool(p.isfinite().all()) for p in found.network.parameters())
     assert float(found.network.linear[..., -1].abs().max()) == 0  # nothing was learnt about it
     assert float(found.network.linear[..., -2].abs().max()) > 0
+
+
+# copies of frames
+
+
+def copied(n: int, seed: int, wrong: bool = False) -> tuple[torch.Tensor, Targets, torch.Tensor]:
+    """150 boxes of a curved law, and n of copies that follow it, or its opposite."""
+    x, targets, _ = synthetic(150, curved=1.5)
+    more, other, _ = synthetic(n, seed=seed, curved=1.5)
+    if wrong:
+        other = Targets(~other.paired, 1 - other.iou_below, 1 - other.flipped, 9 * other.errors)
+    folds = torch.cat([folds_of(150), torch.arange(n) % 3])
+    return torch.cat([x, more]), targets + other, folds
+
+
+def test_copies_that_help_are_learned_from() -> None:
+    rows, options = copied(3000, seed=5), TrainingOptions()
+    fitted = fit_network(*rows, OUTPUTS, options, own=150)
+    alone = fit_network(rows[0][:150], rows[1][:150], rows[2][:150], OUTPUTS, options)
+    assert (fitted.copies, alone.copies) == (3000, 0)
+    assert fitted.loss < alone.loss - 0.1
+    x, _, law = synthetic(2000, seed=6, curved=1.5)
+    gaps = [
+        float((OUTPUTS.log_scale(f.network(x).mean(0)) - law["log_scale"]).square().mean())
+        for f in (fitted, alone)
+    ]
+    assert gaps[0] < 0.5 * gaps[1]
+
+
+def test_copies_that_mislead_are_left_out() -> None:
+    rows, options = copied(600, seed=5, wrong=True), TrainingOptions(widths=(0,))
+    fitted = fit_network(*rows, OUTPUTS, options, own=150)
+    alone = fit_network(rows[0][:150], rows[1][:150], rows[2][:150], OUTPUTS, options)
+    assert fitted.copies == 0
+    for p, q in zip(fitted.network.parameters(), alone.network.parameters()):
+        assert torch.equal(p, q)
+
+
+@pytest.mark.usefixtures("short")
+def test_copies_of_a_fold_never_reach_its_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    losses = iter(range(10**6, 0, -1))
+    monkeypatch.setattr(network, "_held_out_loss", lambda *args: float(next(losses)))
+    x, targets, folds = copied(300, seed=5)
+    options = TrainingOptions(widths=(8,))
+    before = fit_network(x, targets, folds, OUTPUTS, options, own=150)
+    errors = targets.errors.clone()
+    errors[150:][folds[150:] == 1] *= 1000
+    spoilt = Targets(targets.paired, targets.iou_below, targets.flipped, errors)
+    after = fit_network(x, spoilt, folds, OUTPUTS, options, own=150)
+    assert before.copies == after.copies == 300
+    for p, q in zip(before.network.parameters(), after.network.parameters()):
+        torch.testing.assert_close(p[1], q[1], rtol=1e-4, atol=1e-6)
+    assert not torch.equal(before.network.linear[0], after.network.linear[0])
 
 
 def test_folds_are_blocks_of_frames() -> None:

@@ -50,6 +50,7 @@ CHECKS: tuple[tuple[str, Callable[[Subject], Finding]], ...] = (
     ("candidates", selections.candidates),
     ("select_static", selections.static_selection),
     ("sample_targets", losses.target_samples),
+    ("augment", losses.augmented),
 )
 
 

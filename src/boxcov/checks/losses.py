@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from boxcov._torch.modules import differentiable_shadow, fresh
 from boxcov.checks.batches import forward_batch, merge, perturb
@@ -21,6 +21,7 @@ _NO_OBJECTS = "accept boxes (0, D) and labels (0,), and divide by max(objects, 1
 _SURE = 0.5  # score
 # Right losses of 17 detectors fell to 0.94 or rose; a wrong one of a trained detector falls to 0.3.
 _CLEAR = 0.25
+_COPIES = 3
 
 
 def shape(subject: Subject) -> Finding:
@@ -155,7 +156,36 @@ def target_samples(subject: Subject) -> Finding:
     return good("drawn targets have a finite loss")
 
 
+def augmented(subject: Subject) -> Finding:
+    """``augment()`` changes a copy, which ``loss()`` accepts, and leaves the frame as it is."""
+    if type(subject.original).augment is Detector.augment:
+        raise NotChecked("not implemented (optional, for calibrate)")
+    own, detector = _known(subject), subject.shadow()
+    before = tree_map_only(Tensor, Tensor.clone, _frame(subject))
+    with torch.no_grad():
+        copies = [
+            detector.augment(*_frame(subject), torch.Generator().manual_seed(seed))
+            for seed in range(_COPIES)
+        ]
+        found = torch.stack([detector.loss(detector(inputs), t) for inputs, t in copies])
+    if not all(map(_is_same, tree_leaves(before), tree_leaves(_frame(subject)))):
+        return bad("the frame itself is changed", "let augment() return new tensors")
+    if found.shape[1:] != own.shape or not bool(found.isfinite().all()):
+        return bad(
+            f"the losses of copies are {found.tolist()}",
+            "return inputs and targets in the format that the network and loss() read",
+        )
+    mean = float(found.mean()) / max(float(own.mean()), 1e-12)
+    return good(f"the loss of {_COPIES} copies is {mean:.2g} times that of the frame")
+
+
 # helpers
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor):
+        return bool(torch.equal(a.nan_to_num(), b.nan_to_num()))
+    return bool(a == b)
 
 
 def _object_targets(subject: Subject) -> list[dict[str, Any]]:

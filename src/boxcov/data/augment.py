@@ -27,11 +27,14 @@ class Augmentation:
     mirror_y: bool = True
 
     def __call__(
-        self, points: list[Tensor], targets: list[dict[str, Any]], generator: torch.Generator
+        self,
+        points: Sequence[Tensor],
+        targets: Sequence[dict[str, Any]],
+        generator: torch.Generator,
     ) -> tuple[list[Tensor], list[Any]]:
         """Transform each frame of a batch at random.
 
-        Points are (N, 5), boxes (n, 9) ``x y z w l h yaw vx vy``.
+        Points are (N, 5), boxes (n, 9) ``x y z w l h yaw vx vy``, or (n, 7) without velocity.
         """
         transforms = [self._draw(generator) for _ in points]
         clouds = [_points(cloud, *transform) for cloud, transform in zip(points, transforms)]
@@ -62,8 +65,8 @@ def _boxes(boxes: Tensor, plane: Tensor, scale: float) -> Tensor:
     yaw = boxes[:, 6]
     heading = torch.stack([yaw.cos(), yaw.sin()], 1) @ plane.T
     new_yaw = wrap_angle(torch.atan2(heading[:, 1], heading[:, 0])).unsqueeze(1)
-    velocity = boxes[:, 7:9] @ plane.T * scale
-    return torch.cat([boxes[:, :2] @ plane.T * scale, boxes[:, 2:6] * scale, new_yaw, velocity], 1)
+    centre, *velocity = (v @ plane.T * scale for v in (boxes[:, :2], boxes[:, 7:9]) if v.shape[1])
+    return torch.cat([centre, boxes[:, 2:6] * scale, new_yaw, *velocity], 1)
 
 
 class ResizedObjects(FrameSequence):

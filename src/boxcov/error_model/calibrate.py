@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import pi
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from boxcov._torch.layers import full_precision
 from boxcov.concatenation import concatenate
 from boxcov.detections import Detections
+from boxcov.detector import Detector
 from boxcov.error_model.inputs import box_inputs, stack_inputs
 from boxcov.error_model.model import LIMIT, ErrorModel, not_finite
 from boxcov.error_model.network import (
@@ -39,7 +40,20 @@ LIDAR_THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 IMAGE_THRESHOLDS = (0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)  # pairs have at least 0.5
 MIN_PAIRS = 50  # boxes with an object
 MIN_CLASS = 20  # boxes; rarer classes, and rarer clipped sides, are not told apart
+COPIES = 3  # of each frame, that the network learns from, too
 _FLAGS = ("class ", "clipped ")  # inputs that are 0 or 1
+
+
+@dataclass(frozen=True)
+class CopiedBoxes:
+    """Boxes of changed copies of frames, row by row."""
+
+    found: Detections  # each copy is a frame of its own
+    records: Records
+    source: Tensor  # (n,) number of the frame that the box's copy was made from
+
+    def __getitem__(self, rows: Tensor) -> CopiedBoxes:
+        return CopiedBoxes(self.found[rows], self.records[rows.numpy()], self.source[rows])
 
 
 def calibrate(
@@ -48,6 +62,7 @@ def calibrate(
     threshold: float | None = None,
     *,
     stress: Sequence[Any] = (),
+    copies: int = COPIES,
     progress: Progress | None = None,
 ) -> Predictor:
     """Return the model with an error model, fitted on labelled frames not used in training.
@@ -58,7 +73,11 @@ def calibrate(
     stress: labelled frames with larger errors than usual, for example
         ``boxcov.data.augment.resize_objects(frames)``. They decide how much regions widen, and
         risk rises, in frames unlike the calibration frames.
-    progress: called with the number of items done and their total; stress frames count anew.
+    copies: changed copies of each frame, if the detector can make them (``Detector.augment``). The
+        network of the error model learns from them, too, if that lowers its loss on frames that it
+        has not seen; all else is fitted on the frames as they are.
+    progress: called with the number of items done and their total; copies and stress frames count
+        anew.
 
     ``model`` itself is unchanged. The posterior of the result holds the error model:
     ``calibrated = boxcov.calibrate(model, frames)``, then ``calibrated.posterior.save(path)``.
@@ -78,6 +97,7 @@ def calibrate(
         threshold,
         estimator=estimator(model.settings()),
         fingerprint=model.posterior.fingerprint,
+        copies=predict_copies(model, frames, copies, progress),
     )
     if len(stress):
         unusual, objects = predict_frames(model, stress, progress)
@@ -135,16 +155,58 @@ def predict_frames(
     model: Predictor, frames: Sequence[Any], progress: Progress | None = None
 ) -> tuple[Detections, GroundTruth]:
     """Return the detections of all frames with their signals, on the CPU, and the objects."""
+
+    def items() -> Iterator[Any]:
+        for number in range(len(frames)):
+            inputs, target = frames[number]
+            check_targets(target, number)
+            yield inputs, target
+            if progress is not None:
+                progress(number + 1, len(frames))
+
+    return _predict_items(model, items())
+
+
+def predict_copies(
+    model: Predictor, frames: Sequence[Any], copies: int, progress: Progress | None = None
+) -> CopiedBoxes | None:
+    """Return the boxes of ``copies`` changed copies of each frame, the same on every call.
+
+    None if the detector cannot make them.
+    """
+    detector = model.linearized.shadow
+    if not copies or not makes_copies(detector):
+        return None
+    source: list[int] = []  # of each copy
+
+    def items() -> Iterator[Any]:
+        for number in range(len(frames)):
+            inputs, target = frames[number]
+            first = len(source) // copies
+            for i in range(copies):
+                source.extend(range(first, first + len(target)))
+                generator = torch.Generator().manual_seed(number * 1_000_003 + i)
+                yield detector.augment(inputs, target, generator)
+            if progress is not None:
+                progress(number + 1, len(frames))
+
+    found, truth = _predict_items(model, items())
+    records = match_detections(found, truth, threshold=-1.0)
+    return CopiedBoxes(found, records, torch.tensor(source)[found.frame])
+
+
+def makes_copies(detector: Detector) -> bool:
+    """Return whether the detector can change frames, as in training."""
+    return type(detector).augment is not Detector.augment
+
+
+def _predict_items(model: Predictor, items: Iterable[Any]) -> tuple[Detections, GroundTruth]:
     found, targets, start = [], [], 0
-    for number in range(len(frames)):
-        inputs, target = frames[number]
-        check_targets(target, number)
+    for inputs, target in items:
         boxes = model.with_signals(inputs)
         found.append(replace(boxes, frame=boxes.frame + start).to("cpu"))
         targets.append((None, target))
         start += len(target)
-        if progress is not None:
-            progress(number + 1, len(frames))
     return concatenate(found), GroundTruth.from_frames(targets)
 
 
@@ -159,19 +221,31 @@ def fit_error_model(
     estimator: str,
     fingerprint: str,
     options: TrainingOptions | None = None,
+    copies: CopiedBoxes | None = None,
 ) -> ErrorModel:
-    """Return the error model of detections and their records, row by row."""
+    """Return the error model of detections and their records, row by row.
+
+    copies: made from the frames, for the network to learn from.
+    """
     options = options or TrainingOptions()
     thresholds, threshold = iou_thresholds(found.fields, threshold)
     _check(found, records)
     inputs = _choose_inputs(box_inputs(found), options.exclude)
     centre, spread = _standardisation(inputs)
-    raw = stack_inputs(inputs, tuple(inputs))
-    x = ((raw - centre) / spread).clamp(-LIMIT, LIMIT)
-    targets, unit = _targets(records, thresholds)
+    unit = _units(records)
+    x, targets = stack_inputs(inputs, tuple(inputs)), _targets(records, thresholds, unit)
+    frame, own = found.frame, len(found)
+    if copies is not None:
+        copies = copies[torch.isin(copies.source, frame)]
+        columns = box_inputs(copies.found)
+        _check_finite(columns)
+        x = torch.cat([x, stack_inputs(columns, tuple(inputs))])
+        targets = targets + _targets(copies.records, thresholds, unit)
+        frame = torch.cat([frame, copies.source])
+    x, folds = ((x - centre) / spread).clamp(-LIMIT, LIMIT), frame_folds(frame)
     outputs = Outputs(len(thresholds), len(found.fields), "yaw" in found.fields)
-    folds = frame_folds(found.frame)
-    fitted = fit_network(x, targets, folds, outputs, options)
+    fitted = fit_network(x, targets, folds, outputs, options, own)
+    x, targets, folds = x[:own], targets[:own], folds[:own]  # the rest is for the network alone
     rows = targets.paired
     scales = outputs.log_scale(_held_out_outputs(fitted, x, folds))[rows].exp()
     ratios = targets.errors[rows] / scales
@@ -204,6 +278,7 @@ def fit_error_model(
             "frames": len(np.unique(records.frame)),
             "paired": int(rows.sum()),
             "held_out_loss": round(fitted.loss, 6),
+            "copies": fitted.copies,
             "width": fitted.width,
             "epochs": fitted.epochs,
         },
@@ -256,15 +331,19 @@ def _choose_inputs(inputs: Mapping[str, Tensor], exclude: Sequence[str]) -> dict
     The network can learn nothing from a constant, and would answer at random to another value.
     """
     chosen = {name: x for name, x in inputs.items() if not name.startswith(tuple(exclude))}
-    bad = [name for name, x in chosen.items() if not bool(x.isfinite().all())]
-    if bad:
-        raise not_finite(bad)
+    _check_finite(chosen)
     rare = {n for n, x in chosen.items() if n.startswith(_FLAGS) and float(x.sum()) < MIN_CLASS}
     return {
         name: x
         for name, x in chosen.items()
         if name == "score" or (name not in rare and bool((x != x[0]).any()))
     }
+
+
+def _check_finite(inputs: Mapping[str, Tensor]) -> None:
+    bad = [name for name, x in inputs.items() if not bool(x.isfinite().all())]
+    if bad:
+        raise not_finite(bad)
 
 
 def _standardisation(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -278,22 +357,25 @@ def _standardisation(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     return centres, spreads
 
 
-def _targets(records: Records, thresholds: Sequence[float]) -> tuple[Targets, Tensor]:
-    """Return the targets in units (D,): one and a half times the median error of each field.
+def _units(records: Records) -> Tensor:
+    """Return one and a half times the median error of each field (D,).
 
-    The unit of a field is NaN if its error is known for too few boxes; its errors are then NaN.
+    NaN for a field whose error is known for too few boxes.
     """
+    errors = torch.as_tensor(records.as_axes().errors[records.paired]).float()
+    unit = (1.5 * errors.abs().nanmedian(0).values).clamp(min=1e-2)
+    return unit.where((~errors.isnan()).sum(0) >= MIN_PAIRS, torch.nan)
+
+
+def _targets(records: Records, thresholds: Sequence[float], unit: Tensor) -> Targets:
+    """Return the targets; errors are in units (D,), and NaN where the unit is."""
     errors = torch.as_tensor(records.as_axes().errors).float()
     flipped = torch.zeros(len(errors))
     if "yaw" in records.fields:
         yaw = np.abs(records.errors[:, records.fields.index("yaw")])
         flipped = torch.as_tensor(yaw > pi / 2).float()
-    paired = torch.as_tensor(records.paired)
-    unit = (1.5 * errors[paired].abs().nanmedian(0).values).clamp(min=1e-2)
-    is_known = (~errors[paired].isnan()).sum(0) >= MIN_PAIRS
-    unit = unit.where(is_known, torch.nan)
     below = torch.as_tensor(records.iou)[:, None] < torch.tensor(thresholds, dtype=torch.float64)
-    return Targets(paired, below.float(), flipped, errors / unit), unit
+    return Targets(torch.as_tensor(records.paired), below.float(), flipped, errors / unit)
 
 
 def _held_out_outputs(fitted: Ensemble, x: Tensor, folds: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ All K members are evaluated at once; each is fitted without the frames of one fo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import ceil, log
 from typing import Any
 
@@ -137,10 +137,12 @@ class Targets:
     flipped: Tensor  # (n,) whether the heading is off by more than a quarter turn
     errors: Tensor  # (n, D) in units of the error model, NaN where unknown
 
-    def __getitem__(self, rows: Tensor) -> Targets:
-        return Targets(
-            self.paired[rows], self.iou_below[rows], self.flipped[rows], self.errors[rows]
-        )
+    def __getitem__(self, rows: Tensor | slice) -> Targets:
+        return Targets(*(getattr(self, f.name)[rows] for f in fields(self)))
+
+    def __add__(self, other: Targets) -> Targets:
+        pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+        return Targets(*map(torch.cat, pairs))
 
 
 @dataclass(frozen=True)
@@ -160,21 +162,32 @@ class Ensemble:
     loss: float  # mean over the members, on the frames they were not fitted on
     epochs: int
     width: int
+    copies: int  # boxes of copies that it learned from
 
 
 def fit_network(
-    x: Tensor, targets: Targets, folds: Tensor, outputs: Outputs, options: TrainingOptions
+    x: Tensor,
+    targets: Targets,
+    folds: Tensor,
+    outputs: Outputs,
+    options: TrainingOptions,
+    own: int | None = None,
 ) -> Ensemble:
     """Return the ensemble whose width, decay and number of epochs have the lowest held-out loss.
 
-    x: (n, P) standardised inputs; folds: (n,) the fold of each box's frame.
+    x: (n, P) standardised inputs; folds: (n,) the fold of each box's frame. own: boxes beyond these
+    are of copies of the frames. Networks that learn from them, too, are tried beside those that do
+    not; losses are of the others.
     """
     best: Ensemble | None = None
-    tried = [(width, LINEAR_DECAY) for width in options.widths]
+    own = len(x) if own is None else own
+    decays = [(width, LINEAR_DECAY) for width in options.widths]
     if 0 in options.widths:
-        tried.append((0, STRONG_DECAY))
-    for number, (width, decay) in enumerate(tried):
-        for fitted in _epochs(x, targets, folds, outputs, width, decay):
+        decays.append((0, STRONG_DECAY))
+    tried = [(*pair, n) for n in sorted({len(x), own}) for pair in decays]
+    for number, (width, decay, n) in enumerate(tried):
+        rows = (x[:n], targets[:n], folds[:n])
+        for fitted in _epochs(*rows, outputs, width, decay, own):
             if best is None or fitted.loss < best.loss:
                 best = fitted
             if options.progress is not None:
@@ -184,15 +197,21 @@ def fit_network(
 
 
 def _epochs(
-    x: Tensor, targets: Targets, folds: Tensor, outputs: Outputs, width: int, decay: float
+    x: Tensor,
+    targets: Targets,
+    folds: Tensor,
+    outputs: Outputs,
+    width: int,
+    decay: float,
+    own: int,
 ) -> Iterator[Ensemble]:
-    """Yield the ensemble after each epoch; decay: of the linear map."""
+    """Yield the ensemble after each epoch; decay: of the linear map; own: as in fit_network."""
     members = int(folds.max()) + 1
     generator = torch.Generator().manual_seed(0)
     network = Network.initial(members, x.shape[1], outputs.size, width, generator)
     parameters = [p.requires_grad_() for p in network.parameters()]
     rows = [(folds != k).nonzero()[:, 0] for k in range(members)]
-    held_out = [(folds == k).nonzero()[:, 0] for k in range(members)]
+    held_out = [(folds[:own] == k).nonzero()[:, 0] for k in range(members)]
     shortest = min(len(r) for r in rows)
     batches = max(_BATCHES, ceil(shortest / _MOST_PER_BATCH))
     optimizer, schedule = _optimizer(network, EPOCHS * batches, decay)
@@ -206,8 +225,8 @@ def _epochs(
             optimizer.step()
             schedule.step()
         held_out_loss = _held_out_loss(network, x, targets, held_out, outputs)
-        copies = network.with_parameters([p.detach().clone() for p in network.parameters()])
-        yield Ensemble(copies, held_out_loss, epoch, width)
+        frozen = network.with_parameters([p.detach().clone() for p in network.parameters()])
+        yield Ensemble(frozen, held_out_loss, epoch, width, len(x) - own)
 
 
 def _optimizer(network: Network, steps: int, decay: float) -> tuple[Any, Any]:

@@ -12,9 +12,12 @@ from boxcov.data.augment import resize_objects
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.error_model.calibrate import (
+    CopiedBoxes,
     check_pairs,
     fit_error_model,
     iou_thresholds,
+    makes_copies,
+    predict_copies,
     predict_frames,
     widen,
 )
@@ -54,11 +57,17 @@ def run(options: CalibrateCommand, steps: Steps | None = None) -> dict[str, Any]
     assert posterior is not None  # CalibrateCommand checks it
     started: Callable[[str, str], Progress | None] = steps or (lambda what, unit: None)
 
-    def fit(found: Detections, records: Records, what: str) -> ErrorModel:
-        training = TrainingOptions(progress=started(what, "epochs"))
-        method, weights = estimator(model.settings()), posterior.fingerprint
+    def fit(
+        found: Detections, records: Records, copies: CopiedBoxes | None, what: str
+    ) -> ErrorModel:
         return fit_error_model(
-            found, records, threshold, estimator=method, fingerprint=weights, options=training
+            found,
+            records,
+            threshold,
+            estimator=estimator(model.settings()),
+            fingerprint=posterior.fingerprint,
+            options=TrainingOptions(progress=started(what, "epochs")),
+            copies=copies,
         )
 
     found, truth = predict_frames(model, frames, started("predicting", "frames"))
@@ -68,9 +77,17 @@ def run(options: CalibrateCommand, steps: Steps | None = None) -> dict[str, Any]
     part = found[first], records[first.numpy()]
     share = f"the first {fit_frames} of {len(frames)} frames (--fit-share {options.fit_share:g})"
     check_pairs(part[1], share)
-    tried = fit(*part, "fitting the error model of the report")
+    copies = None
+    if options.copies and makes_copies(detector):
+        progress = started("predicting copies", "frames")
+        copies = predict_copies(model, frames, options.copies, progress)
+    tried = fit(
+        *part,
+        None if copies is None else copies[copies.source < fit_frames],
+        "fitting the error model of the report",
+    )
     held_out = evaluate_error_model(tried.apply(found[~first]), records[~first.numpy()])
-    final = fit(found, records, "fitting the error model")
+    final = fit(found, records, copies, "fitting the error model")
     if len(stress):
         unusual, truth = predict_frames(model, stress, started("predicting stress", "frames"))
         records = match_detections(unusual, truth, threshold=-1.0)

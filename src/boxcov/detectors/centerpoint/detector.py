@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from math import isclose, pi
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from boxcov._torch.layers import at_least_float32
 from boxcov._torch.modules import shadow
 from boxcov._torch.process_state import seeded
+from boxcov.data.augment import Augmentation
 from boxcov.detector import SIGNAL_INPUTS, Candidates, Detector, Selection, flatten_configuration
 from boxcov.detectors.centerpoint.config import Config, Pillars
 from boxcov.detectors.centerpoint.decode import boxes_of, logits_at, values_at
@@ -127,6 +129,18 @@ class CenterPoint(Detector):
             return None
         maps = [point_maps(cloud, 0, 1, self.config) for cloud in check_clouds(inputs)]
         return maps[0] if len(maps) == 1 else torch.cat(maps, 1)
+
+    def augment(
+        self,
+        inputs: Sequence[Tensor],
+        targets: Sequence[dict[str, Any]],
+        generator: torch.Generator,
+    ) -> tuple[list[Tensor], list[Any]]:
+        """Return the frames turned by up to 22.5 degrees, and mirrored where the range is."""
+        low, high = self.config.point_range[:2], self.config.point_range[3:5]
+        mirror_x, mirror_y = (isclose(a, -b) for a, b in zip(low, high))
+        change = Augmentation(pi / 8, scale=0.0, mirror_x=mirror_x, mirror_y=mirror_y)
+        return change(check_clouds(inputs), targets, generator)
 
     def fused_network(self, example: Sequence[Tensor]) -> FusedCenterPoint:
         return FusedCenterPoint(self, example)

@@ -248,6 +248,13 @@ class CalibrateCommand(DetectorOptions):
     fit_share: float = option(
         0.5, METHOD, "Fraction of the frames, from the first on, for the fit.", within="(0, 1)"
     )
+    copies: int = option(
+        3,
+        METHOD,
+        "Turned and mirrored copies of each frame that the error model learns from, too, where "
+        "the detector can make them (LiDAR).",
+        within="[0, 100]",
+    )
     stress: str | None = option(
         None,
         INPUT,
