@@ -66,6 +66,7 @@ class FitOptions:
 _DEFAULTS = FitOptions()
 
 
+@torch.inference_mode(False)  # its tensors are written to in place
 def fit(
     detector: Detector,
     frames: Iterable[Any],
@@ -184,7 +185,7 @@ class _Passes:
             self._checkpoints.pop(0), {**self.settings, **(settings or {})}, sums
         )
         world = self.items.world
-        with world.label_errors(), torch.inference_mode(False), checkpointer:
+        with world.label_errors(), checkpointer:
             for number, item in checkpointer.remaining(self.items):
                 is_left_out = number not in self.skipped and not self._add(sums, number, item)
                 checkpointer.item_done(number, item, is_left_out)
@@ -206,7 +207,7 @@ class _Passes:
                 raise NotFiniteFrameError(
                     f"{message}. Correct it, or leave such frames out with nonfinite='skip'"
                 ) from None
-            warn(f"{message}: left out", BoxcovWarning, stacklevel=4)
+            warn(f"{message}: left out", BoxcovWarning, stacklevel=5)
             return False
         return True
 
@@ -227,8 +228,7 @@ def _find_layers(
     """Find the layers by one forward pass; return the number of frames and of items read."""
     for number, item in Items(frames, options.fraction, options.seed, World()).starting_at(0):
         inputs, _ = _load_item(item, number, accumulator.device)
-        with torch.inference_mode(False):
-            accumulator.find_layers(inputs)
+        accumulator.find_layers(inputs)
         if isinstance(inputs, (list, tuple)):
             return len(inputs), 1
         return len(next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))), 1
@@ -312,5 +312,5 @@ def _check_factors(accumulator: Accumulator, skipped: int) -> None:
             f"the loss of {frames} frames has a zero gradient for {join_names(flat)}: "
             "the posterior there is the prior",
             BoxcovWarning,
-            stacklevel=3,
+            stacklevel=4,
         )

@@ -45,7 +45,7 @@ def auto_prior_precision(posterior: Posterior, detector: Detector) -> Posterior:
             f"all weights of {join_names(zero)} are 0, so that their prior has the smallest "
             "standard deviation, 1e-4: give prior_precision as a number if that is too narrow",
             BoxcovWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     chosen = posterior.with_prior(precisions)
     return replace(chosen, meta={**chosen.meta, EVIDENCE_LAYERS: ",".join(by_evidence)})
