@@ -88,6 +88,16 @@ def test_weights_of_inference_mode_are_refused() -> None:
         MCI(detector)
 
 
+def test_buffers_of_inference_mode_are_refused() -> None:
+    detector = TinyCenter()
+    with torch.inference_mode():  # as a buffer that is made by the first call
+        detector.register_buffer("grid", torch.ones(2))
+    with pytest.raises(BoxcovError, match=r"grid of the detector were made in torch\.inference"):
+        fit(detector, shapes.frames(count=1))
+    with pytest.raises(BoxcovError, match="grid of the detector"):
+        MCI(detector)
+
+
 @pytest.mark.parametrize("label", [-1, 99])
 def test_a_label_is_never_that_of_another_class(label) -> None:
     detector, (inputs, targets) = TinyCenter(), shapes.frames(count=1)[0]
