@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -125,6 +126,18 @@ def test_failure_leaves_the_detector_unchanged(
         assert method == "mci dropout" or torch.equal(again.covariance, new.covariance)
     finally:
         Failing.fuse = 10**9
+
+
+def test_failure_leaves_the_grad_mode(tiny, train_frames, image, monkeypatch) -> None:
+    model = ExactGLM(tiny, fit(tiny, train_frames[:2], depth="neck"))
+    model(image)
+    monkeypatch.setattr("boxcov.Posterior.quadratic", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError) as caught:
+        model(image)
+    assert torch.is_grad_enabled()
+    del caught  # and the generator that the traceback held
+    gc.collect()
+    assert torch.is_grad_enabled()
 
 
 def test_a_failing_fit_leaves_the_detector_unchanged(tiny, train_frames) -> None:
