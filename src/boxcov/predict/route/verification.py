@@ -9,6 +9,7 @@ from warnings import warn
 import torch
 from torch import Tensor
 
+from boxcov._torch.process_state import allows_tf32
 from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.predict.head.stages import StagedResult
 
@@ -168,7 +169,7 @@ def rounding_tolerance(weights: Iterable[Tensor]) -> float:
 
     Convolutions in float32 on a GPU are in TF32 by default, which has the digits of float16.
     """
-    uses_tf32 = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
+    uses_tf32 = any(allows_tf32())
     dtypes = {
         torch.float16 if w.is_cuda and uses_tf32 and w.dtype == torch.float32 else w.dtype
         for w in weights
