@@ -145,7 +145,7 @@ class MCGLMRouter(TangentRouter):
             with matrix_precision("float32"):
                 slow = directional_derivatives(head, own)
         agrees = self.stages_check.compare(staged, slow)
-        if agrees:
+        if self.stages_check.is_verified:  # at least for some kinds of boxes
             self._etas_below = below if has_below else {}
         return agrees
 
