@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -97,6 +99,27 @@ def test_fraction_of_a_stream(detector: NetDetector) -> None:
         detector, (random_item(1) for _ in range(40)), options=FitOptions(fraction=0.25)
     )
     assert (posterior.frames, posterior.n_data) == (10, 40)
+
+
+class Loader:
+    """Has a length, but no indices, as torch's DataLoader."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __iter__(self) -> Iterator[Any]:
+        return (random_item(1) for _ in range(10))
+
+
+def test_progress_ends_at_the_total_of_a_fraction(detector: NetDetector) -> None:
+    reported: list[tuple[int, int | None]] = []
+    fit(
+        detector,
+        Loader(),
+        options=FitOptions(fraction=0.25),
+        progress=lambda done, total: reported.append((done, total)),
+    )
+    assert reported == [(1, 3), (2, 3), (3, 3)]
 
 
 def test_progress_is_reported(detector: NetDetector) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
+from math import ceil
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -45,14 +46,15 @@ class Items:
     def __init__(self, frames: Iterable[Any], fraction: float, seed: int, world: World) -> None:
         self.frames, self.fraction, self.world = frames, fraction, world
         self.size = len(frames) if isinstance(frames, Sized) else None
-        self.expected: int | None = None  # number of items used; None for a stream
-        if self.size is not None:
-            self.expected = max(1, round(fraction * self.size)) if self.size else 0
         self._stream_length: int | None = None  # known once a stream was read to its end
         has_items = hasattr(frames, "__getitem__") and not isinstance(frames, Mapping)
         self._indexable = bool(self.size) and has_items
+        self.expected: int | None = None  # number of items used; None for a stream
         self._subset: list[int] | None = None
+        if self.size is not None:
+            self.expected = ceil(round(fraction * self.size, 9))  # as _stream() takes them
         if self.size and self._indexable and fraction < 1:
+            self.expected = max(1, round(fraction * self.size))
             generator = torch.Generator().manual_seed(seed)
             drawn = torch.randperm(self.size, generator=generator)[: self.expected]
             self._subset = sorted(drawn.tolist())
