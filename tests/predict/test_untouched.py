@@ -88,6 +88,24 @@ def test_fitting_leaves_the_detector_unchanged(tiny, train_frames) -> None:
     assert same(snapshot(detector), before)
 
 
+class Shifting(TinyCenter):
+    """Its loss shifts the boxes of the targets in place."""
+
+    def loss(self, raw, targets):
+        for target in targets:
+            target["boxes"] += 0.1
+        return super().loss(raw, targets)
+
+
+def test_fitting_leaves_the_targets_unchanged(train_frames) -> None:
+    frames = [train_frames[0], train_frames[1]]
+    before = [target["boxes"].clone() for _, targets in frames for target in targets]
+    once = fit(Shifting(), frames)
+    after = [target["boxes"] for _, targets in frames for target in targets]
+    assert all(map(torch.equal, after, before))
+    assert fit(Shifting(), frames).loss == once.loss
+
+
 class Failing(TinyCenter):
     """Raises in the middle of the n-th pass through its neck or head."""
 
