@@ -201,6 +201,20 @@ def test_a_fraction_of_ragged_batches_keeps_the_number_of_frames(
     assert posterior.frames in (1, 4)
 
 
+class InParts(NetDetector):
+    """The inputs of a frame are an image and something else."""
+
+    def forward(self, inputs: Any) -> dict[str, Tensor]:
+        return super().forward(inputs["image"] if isinstance(inputs, dict) else inputs[0])
+
+
+@pytest.mark.parametrize("fisher", ["identity", "empirical"])
+def test_parts_of_an_input_are_not_frames(fisher: str) -> None:
+    detector, (x, y) = double(nn.Conv2d(2, 2, 1), InParts), item(count=2)
+    for inputs in ((x, x, x), {"camera": torch.eye(5), "image": x}):
+        assert fit(detector, [(inputs, y)] * 4, fisher=fisher).n_data == 8
+
+
 def test_identity_on_a_stream_needs_n_data(detector: NetDetector) -> None:
     def stream() -> Iterator[Any]:
         return ((item(1, seed)[0], None) for seed in range(3))

@@ -227,12 +227,19 @@ def _find_layers(
 ) -> tuple[int, int]:
     """Find the layers by one forward pass; return the number of frames and of items read."""
     for number, item in Items(frames, options.fraction, options.seed, World()).starting_at(0):
-        inputs, _ = _load_item(item, number, accumulator.device)
+        inputs, targets = _load_item(item, number, accumulator.device)
         accumulator.find_layers(inputs)
-        if isinstance(inputs, (list, tuple)):
-            return len(inputs), 1
-        return len(next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))), 1
+        return _count_frames(inputs, targets), 1
     raise BoxcovError(_EMPTY)
+
+
+def _count_frames(inputs: Any, targets: Any) -> int:
+    """Return the number of frames of an item whose loss is not computed."""
+    if isinstance(targets, list) or (isinstance(targets, Tensor) and targets.dim()):
+        return len(targets)
+    if isinstance(inputs, (list, tuple)):
+        return len(inputs)
+    return len(next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)))
 
 
 def _checkpoint_settings(
