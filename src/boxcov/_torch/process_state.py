@@ -12,7 +12,6 @@ from typing import Any, Literal
 import torch
 
 Precision = Literal["float32", "tf32"]
-_SEED_LOCK = RLock()
 
 
 class ProcessLock:
@@ -31,6 +30,9 @@ class ProcessLock:
 
     def __exit__(self, *error: object) -> None:
         self._lock.release()
+
+
+_SEED_LOCK = ProcessLock()
 
 
 @contextmanager
