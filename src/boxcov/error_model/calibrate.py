@@ -284,7 +284,7 @@ def _targets(records: Records, thresholds: Sequence[float]) -> tuple[Targets, Te
     The unit of a field is NaN if its error is known for too few boxes; its errors are then NaN.
     """
     errors = torch.as_tensor(records.as_axes().errors).float()
-    flipped = torch.zeros(len(errors))
+    flipped = errors.new_zeros(len(errors))
     if "yaw" in records.fields:
         yaw = np.abs(records.errors[:, records.fields.index("yaw")])
         flipped = torch.as_tensor(yaw > pi / 2).float()
@@ -299,7 +299,7 @@ def _targets(records: Records, thresholds: Sequence[float]) -> tuple[Targets, Te
 def _held_out_outputs(fitted: Ensemble, x: Tensor, folds: Tensor) -> Tensor:
     """Return the outputs (n, O) of each box by the member that was not fitted on its frame."""
     network = fitted.network
-    y = torch.empty(len(x), network.linear.shape[2])
+    y = x.new_empty(len(x), network.linear.shape[2])
     with torch.no_grad():
         for k in range(int(folds.max()) + 1):
             y[folds == k] = network.member(k)(x[folds == k])[0]
