@@ -92,6 +92,32 @@ def test_tangents_of_each_layer_and_of_all_layers(named: str, batch: int) -> Non
         torch.testing.assert_close(t, exact(net, x, etas), rtol=1e-10, atol=1e-12)
 
 
+class Conditional(nn.Module):
+    """One norm for rows and for maps, and its statistics once more with a computed scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+        self.norm.running_var.uniform_(0.5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.norm(self.layer(x)).T.expand(2, 4, 4))
+        statistics = self.norm.running_mean, self.norm.running_var
+        return F.batch_norm(y, *statistics, weight=x.exp().sum(0))
+
+
+def test_a_norm_may_be_called_in_several_ways() -> None:
+    net = Conditional().double().eval()
+    etas = {"layer.weight": torch.randn(3, 4, 4, dtype=torch.float64)}
+    directions = Directions(etas, dict(net.named_parameters()))
+    for x in torch.randn(2, 4, 4, dtype=torch.float64):
+        with torch.no_grad(), Tangents(directions) as tangents:
+            t = tangents.of(net(x))
+        expected = exact(net, x, etas) / directions.scale.reshape(-1, 1, 1, 1)
+        torch.testing.assert_close(t, expected)
+    assert len(directions._factors) == 2
+
+
 def test_tensors_independent_of_the_weights_have_no_tangent() -> None:
     net, x = network(), torch.randn(1, 3, 8, 8, dtype=torch.float64)
     etas = {"line.weight": torch.randn(2, 2, 5, 3, dtype=torch.float64)}
