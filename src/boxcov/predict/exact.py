@@ -13,10 +13,10 @@ from boxcov.detections import PART_BELOW, Detections
 from boxcov.detector import Detector, part_modules
 from boxcov.errors import check_whole
 from boxcov.posterior.posterior import Posterior
+from boxcov.predict.engine_options import DEFAULT_ENGINE, EngineOptions
 from boxcov.predict.linearize import LinearizationPoint
 from boxcov.predict.predictor import Predictor
 from boxcov.predict.route.exact import ExactRouter
-from boxcov.predict.route.router import DEFAULT_ENGINE, EngineOptions
 
 
 class ExactGLM(Predictor):

@@ -1,6 +1,6 @@
 """How ``model(inputs)`` computes a frame: the only place that chooses between engines.
 
-``router.py`` runs the plain pass, and is all that an estimator without a choice (GLM) needs.
+``base.py`` runs the plain pass, and is all that an estimator without a choice (GLM) needs.
 ``exact.py``, ``mcglm.py`` and ``mci.py`` hold the router of one estimator each. A router holds one
 ``Verification`` per fast engine (``verification.py``; that of ``instances()`` in ``instances.py``)
 and chooses among the engines on the first boxes:

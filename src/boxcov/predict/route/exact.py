@@ -12,13 +12,14 @@ from boxcov._torch.layers import at_least_float32
 from boxcov._torch.process_state import matrix_precision
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.backward_mode import autograd_covariance, gradients
+from boxcov.predict.engine_options import EngineOptions
 from boxcov.predict.forward_mode.derivatives import directional_derivatives, sample_covariance
 from boxcov.predict.forward_mode.tangents import NoRule, Tangents
 from boxcov.predict.head.stages import StagedResult
 from boxcov.predict.instances import InstanceEngine, instance_groups, leaves_read, with_leaves
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
+from boxcov.predict.route.base import TangentRouter
 from boxcov.predict.route.instances import InstancesCheck
-from boxcov.predict.route.router import EngineOptions, TangentRouter
 from boxcov.predict.route.verification import warn_of_route
 
 _LOGIT = slice(-1, None)  # the last field of z

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 
 from boxcov.detector import InstanceGroup
+from boxcov.predict.engine_options import EngineOptions
 from boxcov.predict.instances import instance_groups, leaves_read, with_leaves
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
+from boxcov.predict.route.base import Router
 from boxcov.predict.route.instances import InstancesCheck
-from boxcov.predict.route.router import EngineOptions, Router
 
 
 class MCIRouter(Router):
