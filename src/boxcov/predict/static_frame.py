@@ -100,11 +100,11 @@ class FrameFunction:
             directions = {name: eta for name, eta in etas.items() if name in moving}
             return lambda point, _: sample_covariance(directional_derivatives(point, directions))
         engine = InstanceEngine(self.linearized, posterior)
-        below = sorted(moving - _instance_parameters(engine, point, static))
-        if below:
+        deep = sorted(moving - _instance_parameters(engine, point, static))
+        if deep:
             raise BoxcovError(
                 "an exact covariance can be exported for layers that instances() runs: "
-                f"{join_names(below)} lie below the head. Take samples, or a posterior of the head"
+                f"{join_names(deep)} lie below the head. Take samples, or a posterior of the head"
             )
         return partial(_instance_covariance, engine)
 
