@@ -220,7 +220,7 @@ def test_folds_are_blocks_of_frames() -> None:
 
 
 @pytest.mark.usefixtures("short")
-def test_default_dtype_does_not_matter() -> None:
+def test_default_dtype_and_device_do_not_matter() -> None:
     records = clipped_boxes(400, seed=1)
     found, about = as_detections(records), {"estimator": "exact", "fingerprint": ""}
     expected = fit_error_model(found, records, **about).apply(found).risk
@@ -230,4 +230,7 @@ def test_default_dtype_does_not_matter() -> None:
         assert torch.equal(model.apply(found).risk, expected)
     finally:
         torch.set_default_dtype(torch.float32)
+    with torch.device("meta"):
+        again = fit_error_model(found, records, **about)
+    assert torch.equal(again.apply(found).risk, expected)
     assert {t.dtype for t in (bound, *model.tensors().values())} == {torch.float32, torch.long}

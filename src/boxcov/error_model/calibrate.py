@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from math import pi
@@ -86,6 +87,14 @@ def calibrate(
     return with_error_model(model, error_model)
 
 
+@contextmanager
+def _on_cpu() -> Iterator[None]:
+    """Make tensors on the CPU, whatever torch's default device is."""
+    with torch.device("cpu"):
+        yield
+
+
+@_on_cpu()
 def widen(
     error_model: ErrorModel, usual: Detections, found: Detections, records: Records
 ) -> ErrorModel:
@@ -148,6 +157,7 @@ def predict_frames(
     return concatenate(found), GroundTruth.from_frames(targets)
 
 
+@_on_cpu()
 @full_precision()
 @torch.inference_mode(False)
 @torch.enable_grad()

@@ -33,8 +33,8 @@ class Items:
         if self.size and self._indexable and fraction < 1:
             self.expected = max(1, round(fraction * self.size))
             generator = torch.Generator().manual_seed(seed)
-            drawn = torch.randperm(self.size, generator=generator)[: self.expected]
-            self._subset = sorted(drawn.tolist())
+            drawn = torch.randperm(self.size, generator=generator, device="cpu")
+            self._subset = sorted(drawn[: self.expected].tolist())
 
     def settings(self) -> dict[str, Any]:
         """Return what decides which items this rank reads, for a checkpoint."""
