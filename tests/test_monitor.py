@@ -106,6 +106,13 @@ def test_reasons_say_what_is_unusual(frame: dict, reason: str) -> None:
     assert any(words.startswith(reason) for words in verdict.reasons)
 
 
+def test_reasons_do_not_depend_on_the_order_of_the_numbers() -> None:
+    rng = np.random.default_rng(7)
+    columns = {name: rng.normal(size=60) for name in ("certainty", "boxes", "width", "objects")}
+    verdict = Monitor(columns).judge({**dict.fromkeys(columns, 0.0), "certainty": -9.0})
+    assert verdict.reasons[0].startswith("objects less certain than usual: -9.00")
+
+
 def test_larger_variances_are_unlike_usual_boxes() -> None:
     rng = np.random.default_rng(4)
     monitor = Monitor(usual(rng))

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from boxcov.posterior.posterior import Posterior as Posterior
     from boxcov.predict.deployment import CompiledModel as CompiledModel
     from boxcov.predict.deployment import compile as compile
+    from boxcov.predict.engine_options import EngineOptions as EngineOptions
     from boxcov.predict.exact import ExactGLM as ExactGLM
     from boxcov.predict.glm import GLM as GLM
     from boxcov.predict.mcglm import MCGLM as MCGLM
     from boxcov.predict.mci import MCI as MCI
     from boxcov.predict.nms_spread import NMSSpread as NMSSpread
-    from boxcov.predict.route.router import EngineOptions as EngineOptions
     from boxcov.wrapper import wrap as wrap
 
 # names are imported on first access, so that ``boxcov --help`` does not import torch
@@ -63,7 +63,7 @@ _HOMES = {
     "MCGLM": "predict.mcglm",
     "MCI": "predict.mci",
     "NMSSpread": "predict.nms_spread",
-    "EngineOptions": "predict.route.router",
+    "EngineOptions": "predict.engine_options",
     "wrap": "wrapper",
 }
 

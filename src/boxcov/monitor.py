@@ -148,7 +148,7 @@ class Monitor:
         self, signed: Array, least: float, numbers: Mapping[str, float]
     ) -> tuple[str, ...]:
         """Return in words which sizes (S + 1,) are at least ``least``; always the largest one."""
-        names = [name for name in SINGLE if name in self.usual] + ["distance"]
+        names = [name for name in self.usual if name in SINGLE] + ["distance"]
         order = np.argsort(-np.abs(signed), kind="stable")
         return tuple(
             _words(names[i], signed[i], numbers.get(names[i]), self.usual.get(names[i]))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import pickle
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from threading import Barrier, Event, Thread
 
 import numpy as np
@@ -33,23 +35,27 @@ def test_one_seed_gives_one_detector_in_every_thread() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def _enter(lock: ProcessLock) -> None:
-    with lock:
+def _enter(make: Callable[[], AbstractContextManager[None]]) -> None:
+    with make():
         pass
 
 
-def test_a_forked_child_does_not_wait_for_its_parent() -> None:
-    lock, inside, done = ProcessLock(), Event(), Event()
+_LOCK = ProcessLock()
+
+
+@pytest.mark.parametrize("make", [lambda: _LOCK, lambda: seeded(0)], ids=["lock", "seed"])
+def test_a_forked_child_does_not_wait_for_its_parent(make) -> None:
+    inside, done = Event(), Event()
 
     def hold() -> None:
-        with lock:
+        with make():
             inside.set()
             done.wait()
 
     thread = Thread(target=hold)
     thread.start()
     inside.wait()
-    child = multiprocessing.get_context("fork").Process(target=_enter, args=(lock,))
+    child = multiprocessing.get_context("fork").Process(target=_enter, args=(make,))
     child.start()
     child.join(30)
     done.set()
@@ -85,6 +91,16 @@ def test_weights_of_inference_mode_are_refused() -> None:
     with pytest.raises(BoxcovError, match=r"were made in torch\.inference_mode\(\)"):
         fit(detector, shapes.frames(count=1))
     with pytest.raises(BoxcovError, match="load the detector outside of it"):
+        MCI(detector)
+
+
+def test_buffers_of_inference_mode_are_refused() -> None:
+    detector = TinyCenter()
+    with torch.inference_mode():  # as a buffer that is made by the first call
+        detector.register_buffer("grid", torch.ones(2))
+    with pytest.raises(BoxcovError, match=r"grid of the detector were made in torch\.inference"):
+        fit(detector, shapes.frames(count=1))
+    with pytest.raises(BoxcovError, match="grid of the detector"):
         MCI(detector)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from boxcov.error_model import network
+from boxcov.error_model.calibrate import fit_error_model
 from boxcov.error_model.network import (
     Network,
     Outputs,
@@ -14,6 +15,8 @@ from boxcov.error_model.network import (
     fit_network,
     frame_folds,
 )
+from boxcov.error_model.unusual_frames import certainty_bound
+from helpers.clipped_cases import as_detections, clipped_boxes
 
 OUTPUTS = Outputs(thresholds=2, fields=2, has_heading=True)
 DOF = (3.0, 8.0)
@@ -267,3 +270,20 @@ def test_folds_are_blocks_of_frames() -> None:
     assert frame_folds(torch.tensor([5, 6]), 5).tolist() == [0, 1]
     sizes = torch.bincount(frame_folds(torch.arange(103), 5))
     assert int(sizes.max() - sizes.min()) <= 1
+
+
+@pytest.mark.usefixtures("short")
+def test_default_dtype_and_device_do_not_matter() -> None:
+    records = clipped_boxes(400, seed=1)
+    found, about = as_detections(records), {"estimator": "exact", "fingerprint": ""}
+    expected = fit_error_model(found, records, **about).apply(found).risk
+    torch.set_default_dtype(torch.float64)
+    try:
+        model, bound = fit_error_model(found, records, **about), certainty_bound(found)
+        assert torch.equal(model.apply(found).risk, expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    with torch.device("meta"):
+        again = fit_error_model(found, records, **about)
+    assert torch.equal(again.apply(found).risk, expected)
+    assert {t.dtype for t in (bound, *model.tensors().values())} == {torch.float32, torch.long}

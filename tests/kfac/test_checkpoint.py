@@ -352,14 +352,14 @@ def test_an_item_that_is_left_out_is_counted_once(tmp_path, monkeypatch) -> None
     """An interrupt before the item is counted must not leave it among the skipped ones."""
     bad = [*FRAMES]
     bad[1] = (bad[1][0] * float("nan"), bad[1][1])
-    options, done = FitOptions(nonfinite="skip"), module.Checkpointer.item_done
+    options, done = FitOptions(nonfinite="skip"), module.ResumablePass.item_done
 
     def interrupted(self, number, *args) -> None:
         if number == 1:
             raise KeyboardInterrupt
         done(self, number, *args)
 
-    monkeypatch.setattr(module.Checkpointer, "item_done", interrupted)
+    monkeypatch.setattr(module.ResumablePass, "item_done", interrupted)
     with pytest.warns(BoxcovWarning, match="left out"), pytest.raises(KeyboardInterrupt):
         fit(TinyCenter(), bad, options=options, checkpoint=Checkpoint(tmp_path / "c"))
     monkeypatch.undo()

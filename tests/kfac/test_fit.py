@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from boxcov import BoxcovError, BoxcovWarning, FitOptions, fit
+from boxcov import BoxcovError, BoxcovWarning, FitOptions, Posterior, fit
 from boxcov.data import batched, shapes
 from boxcov.detectors.tiny import TinyCenter
 from helpers.nets import NetDetector, random_item, two_convolutions
@@ -97,6 +100,37 @@ def test_fraction_of_a_stream(detector: NetDetector) -> None:
         detector, (random_item(1) for _ in range(40)), options=FitOptions(fraction=0.25)
     )
     assert (posterior.frames, posterior.n_data) == (10, 40)
+
+
+def test_default_device_does_not_matter(detector: NetDetector, tmp_path: Path) -> None:
+    half, frames = FitOptions(fraction=0.5), [random_item(1) for _ in range(6)]
+    expected = fit(detector, frames, options=half)
+    expected.save(tmp_path / "p")
+    with torch.device("meta"):  # stands for a GPU
+        found = fit(detector, frames, options=half)
+        loaded = Posterior.load(tmp_path / "p", detector)
+    assert found.loss == loaded.loss == expected.loss
+
+
+class Loader:
+    """Has a length, but no indices, as torch's DataLoader."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __iter__(self) -> Iterator[Any]:
+        return (random_item(1) for _ in range(10))
+
+
+def test_progress_ends_at_the_total_of_a_fraction(detector: NetDetector) -> None:
+    reported: list[tuple[int, int | None]] = []
+    fit(
+        detector,
+        Loader(),
+        options=FitOptions(fraction=0.25),
+        progress=lambda done, total: reported.append((done, total)),
+    )
+    assert reported == [(1, 3), (2, 3), (3, 3)]
 
 
 def test_progress_is_reported(detector: NetDetector) -> None:

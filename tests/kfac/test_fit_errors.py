@@ -126,8 +126,9 @@ def test_losses_without_gradient_are_reported() -> None:
         fit(Detached(net), [random_item()])
     with pytest.warns(
         BoxcovWarning, match=r"zero gradient for net\.weight: the posterior there is the prior"
-    ):
+    ) as warned:
         fit(FirstChannel(net), [random_item()])
+    assert warned[0].filename == __file__
 
 
 class _FromDict(nn.Module):

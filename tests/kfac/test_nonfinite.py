@@ -82,13 +82,14 @@ def test_skipped_frames_leave_no_trace_but_their_number(detector, kind, place, t
 
 def test_a_second_pass_leaves_out_the_same_frames(detector) -> None:
     good = [item(), item(), item()]
-    with pytest.warns(BoxcovWarning, match="left out"):
+    with pytest.warns(BoxcovWarning, match="left out") as warned:
         found = fit(
             detector,
             [good[0], bad_items()["loss"], *good[1:]],
             prior_precision=1.0,
             options=FitOptions(nonfinite="skip", ekfac=True),
         )
+    assert warned[0].filename == __file__  # the line that calls fit()
     expected = fit(detector, good, n_data=8, prior_precision=1.0, options=FitOptions(ekfac=True))
     for name in expected.blocks:
         assert torch.equal(found.variances(name), expected.variances(name))

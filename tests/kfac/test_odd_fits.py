@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from boxcov import BoxcovError, FitOptions, Posterior, fit
+from boxcov import BoxcovError, Checkpoint, FitOptions, Posterior, fit
 from boxcov.data import batched
 from helpers.nets import NetDetector
 from helpers.odd_nets import double, item
@@ -114,11 +114,29 @@ def test_fit_inside_inference_mode_is_the_plain_fit(detector: NetDetector, fishe
         assert torch.is_inference_mode_enabled()
     assert same(inside, plain)
     assert inside.loss == plain.loss
-    draws = inside.sample(1)  # the posterior holds ordinary tensors
-    assert not any(draw.is_inference() for draw in draws.values())
+    block = inside.blocks["net.0"]
+    assert not block.Q.vectors.is_inference()
+    assert not block.H.values.is_inference()
     with torch.inference_mode():
         made = [item()]
     assert same(fit(detector, made), fit(detector, [item()]))
+
+
+def test_second_pass_and_resumed_fit_inside_inference_mode(detector: NetDetector, tmp_path) -> None:
+    frames, twice = [item(), item(seed=1)], FitOptions(ekfac=True)
+    path = tmp_path / "fit"
+
+    def stop(done: int, total: int | None) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(detector, frames, options=twice, checkpoint=Checkpoint(path, 0), progress=stop)
+    with torch.inference_mode():
+        kept = Checkpoint(path, resume=True)
+        inside = fit(detector, frames, options=twice, checkpoint=kept)
+    eigenvalues = inside.blocks["net.0"].ekfac_eigenvalues
+    plain = fit(detector, frames, options=twice).blocks["net.0"].ekfac_eigenvalues
+    assert torch.equal(eigenvalues, plain)
 
 
 # biases
@@ -181,6 +199,20 @@ def test_a_fraction_of_ragged_batches_keeps_the_number_of_frames(
     )
     assert posterior.n_data == 9
     assert posterior.frames in (1, 4)
+
+
+class InParts(NetDetector):
+    """The inputs of a frame are an image and something else."""
+
+    def forward(self, inputs: Any) -> dict[str, Tensor]:
+        return super().forward(inputs["image"] if isinstance(inputs, dict) else inputs[0])
+
+
+@pytest.mark.parametrize("fisher", ["identity", "empirical"])
+def test_parts_of_an_input_are_not_frames(fisher: str) -> None:
+    detector, (x, y) = double(nn.Conv2d(2, 2, 1), InParts), item(count=2)
+    for inputs in ((x, x, x), {"camera": torch.eye(5), "image": x}):
+        assert fit(detector, [(inputs, y)] * 4, fisher=fisher).n_data == 8
 
 
 def test_identity_on_a_stream_needs_n_data(detector: NetDetector) -> None:

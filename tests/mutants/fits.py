@@ -128,7 +128,7 @@ FITS = [
     Mutant(
         "a full disk at the end of a fit loses nothing",
         FIT,
-        "checkpointer.save()  # what follows",
+        "current.save()  # what follows",
         "pass  # what follows",
         f"{FULL_OUT}[fit]",
     ),

@@ -115,8 +115,8 @@ def test_batched_instances_equal_the_dense_product(
     expected = transform_covariance(jacobian, posterior)
     model = ExactGLM(small, posterior)
     below = []
-    rest = model.router._below
-    model.router._below = lambda point, head: below.extend(head.below) or rest(point, head)
+    rest = model.router._part_below
+    model.router._part_below = lambda *given: below.extend(given[1].layers_below) or rest(*given)
     found = model(inputs)
     assert len(found) == 2 * 8 * 6
     assert relative(found.covariance, expected) < TOLERANCE

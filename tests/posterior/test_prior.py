@@ -85,8 +85,9 @@ def test_a_layer_of_zeros_is_named(train_frames) -> None:
     empty = TinyCenter()
     torch.nn.init.zeros_(empty.head.shared[0].weight)
     options = FitOptions(exclude=["head.branches"])
-    with pytest.warns(BoxcovWarning, match=r"all weights of head\.shared\.0 are 0.*number"):
+    with pytest.warns(BoxcovWarning, match=r"weights of head\.shared\.0 are 0.*number") as warned:
         posterior = fit(empty, train_frames[:1], fisher="identity", options=options)
+    assert warned[0].filename == __file__
     assert posterior.tau(SHARED) == pytest.approx(1e8)
     torch.nn.init.constant_(empty.head.shared[0].weight, 1e-30)  # must not overflow float32
     posterior = fit(empty, train_frames[:1], fisher="identity", options=options)

@@ -11,7 +11,7 @@ from torch import nn
 from boxcov import MCGLM, MCI, BoxcovError, ExactGLM
 from boxcov._torch.modules import WeightChecksum
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.predict.route.router import EngineOptions
+from boxcov.predict.engine_options import EngineOptions
 
 
 def scale_data(detector: TinyCenter) -> None:

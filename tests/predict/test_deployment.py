@@ -119,6 +119,14 @@ def test_what_cannot_be_compiled_is_refused(lidar: tuple[Any, Any]) -> None:
         boxcov.compile(detector, example, StaticLimits(boxes=1))
 
 
+def test_compiled_inside_inference_mode() -> None:
+    detector, (image, _) = TinyCenter(threshold=0.05, most=3).eval(), shapes.frames(count=1)[0]
+    model = boxcov.ExactGLM(detector, boxcov.fit(detector, shapes.frames(count=2)))
+    with torch.inference_mode():
+        compiled = boxcov.compile(model, image)
+    assert torch.equal(compiled(image).boxes, model(image).boxes)
+
+
 def test_changed_weights_are_noticed() -> None:
     frames = shapes.frames(count=2)
     detector = TinyCenter(threshold=0.05, most=3).eval()

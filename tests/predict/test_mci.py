@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from boxcov import MCGLM, MCI, BoxcovError, ExactGLM, Selection, fit
+from boxcov import MCGLM, MCI, BoxcovError, Detector, ExactGLM, Selection, fit
 from boxcov.predict.mci import drop
 from helpers.nets import NetDetector
 from oracles.dense import relative
@@ -171,3 +171,49 @@ def test_dropout_below_the_head_runs_the_whole_map(tiny, image) -> None:
     model(image)
     assert model.router.route.head == "the whole network"
     assert model.router.needs_trunk()
+
+
+class TwoLevels(Detector):
+    """Boxes read the features of one of two levels, according to their input."""
+
+    box_fields, classes = ("x", "y"), ("thing",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.near, self.far, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def parts(self):
+        return {"head": self.head, "neck": (self.near, self.far)}
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        near, far = self.near(x).tanh(), self.far(x).tanh()
+        return {"x": x, "near": near, "far": far, "boxes": self.head(near + far)}
+
+    def select(self, raw: dict[str, Tensor]) -> Selection:
+        zeros = torch.zeros(raw["x"].shape[1], dtype=torch.long)
+        return Selection(zeros, zeros + 1.0, zeros, raw["x"][0, :, 0] > 0)
+
+    def decode(self, raw: dict[str, Tensor], selection: Selection) -> Tensor:
+        return self.head(torch.where(selection.where[:, None], raw["far"][0], raw["near"][0]))
+
+    def instances(self, raw: dict[str, Tensor], selection: Selection):
+        far = selection.where
+        groups = [("near", (~far).nonzero()[:, 0]), ("far", far.nonzero()[:, 0])]
+        return [(rows, lambda n=n, rows=rows: self.head(raw[n][0, rows])) for n, rows in groups]
+
+    def loss(self, raw: dict[str, Tensor], targets: None) -> Tensor:
+        return raw["boxes"].square().sum((1, 2))
+
+
+def test_a_level_that_appears_later_counts() -> None:
+    """Its features depend on chosen weights, those of the first frame's boxes do not."""
+    torch.manual_seed(0)
+    detector = TwoLevels().eval()
+    near, far = (sign * torch.rand(1, 9, 4) for sign in (-1, 1))
+    posterior = fit(detector, [(near, None), (far, None)], depth=["far", "head"])
+    expected = MCI(detector, posterior)(far).covariance
+    model = MCI(detector, posterior)
+    model(near)
+    assert model.router.route.head == "instances"
+    assert torch.equal(model(far).covariance, expected)
+    assert model.router.route.head == "the whole network"

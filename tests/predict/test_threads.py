@@ -11,7 +11,7 @@ import torch
 
 import boxcov
 from boxcov import MCGLM, ExactGLM
-from boxcov._torch.process_state import matrix_precision
+from boxcov._torch.process_state import allows_tf32, matrix_precision
 from boxcov.detectors import centerpoint
 from helpers.centerpoint_cases import cloud, detector_of, frames, pillar_config
 
@@ -158,6 +158,23 @@ def test_nested_precisions_restore_the_flags(flags) -> None:
             assert flags() == (False, False)
         assert flags() == (True, True)
     assert flags() == (False, False)
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="torch before 2.9"
+)
+def test_the_newer_flags_of_torch_are_kept(flags, tiny, posterior, image) -> None:
+    """Once they are set, torch raises an error where the older ones are read."""
+    expected = ExactGLM(tiny, posterior)(image).covariance
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+    products.fp32_precision, convolutions.fp32_precision = "tf32", "ieee"
+    with matrix_precision("tf32"), matrix_precision("float32"):
+        assert (products.fp32_precision, convolutions.fp32_precision) == ("ieee", "ieee")
+    with matrix_precision("tf32"):
+        assert allows_tf32() == (True, True)
+    assert (products.fp32_precision, convolutions.fp32_precision) == ("tf32", "ieee")
+    assert allows_tf32() == (True, False)
+    assert torch.equal(ExactGLM(tiny, posterior)(image).covariance, expected)
 
 
 def test_nested_blocks_of_two_threads_do_not_deadlock(flags) -> None:

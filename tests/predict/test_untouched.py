@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -87,6 +88,24 @@ def test_fitting_leaves_the_detector_unchanged(tiny, train_frames) -> None:
     assert same(snapshot(detector), before)
 
 
+class Shifting(TinyCenter):
+    """Its loss shifts the boxes of the targets in place."""
+
+    def loss(self, raw, targets):
+        for target in targets:
+            target["boxes"] += 0.1
+        return super().loss(raw, targets)
+
+
+def test_fitting_leaves_the_targets_unchanged(train_frames) -> None:
+    frames = [train_frames[0], train_frames[1]]
+    before = [target["boxes"].clone() for _, targets in frames for target in targets]
+    once = fit(Shifting(), frames)
+    after = [target["boxes"] for _, targets in frames for target in targets]
+    assert all(map(torch.equal, after, before))
+    assert fit(Shifting(), frames).loss == once.loss
+
+
 class Failing(TinyCenter):
     """Raises in the middle of the n-th pass through its neck or head."""
 
@@ -125,6 +144,18 @@ def test_failure_leaves_the_detector_unchanged(
         assert method == "mci dropout" or torch.equal(again.covariance, new.covariance)
     finally:
         Failing.fuse = 10**9
+
+
+def test_failure_leaves_the_grad_mode(tiny, train_frames, image, monkeypatch) -> None:
+    model = ExactGLM(tiny, fit(tiny, train_frames[:2], depth="neck"))
+    model(image)
+    monkeypatch.setattr("boxcov.Posterior.quadratic", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError) as caught:
+        model(image)
+    assert torch.is_grad_enabled()
+    del caught  # and the generator that the traceback held
+    gc.collect()
+    assert torch.is_grad_enabled()
 
 
 def test_a_failing_fit_leaves_the_detector_unchanged(tiny, train_frames) -> None:

@@ -282,17 +282,18 @@ def _bits(tensor: Tensor) -> list[Tensor]:
 def check_finite_weights(module: nn.Module) -> None:
     """Raise one error that names every parameter and buffer with NaN or infinite values.
 
-    Weights made in inference mode cannot be differentiated: they are refused, too.
+    Those made in inference mode cannot be part of a derivative: they are refused, too.
     """
-    made = [name for name, p in module.named_parameters() if p.is_inference()]
+    own = dict([*module.named_parameters(), *module.named_buffers()])
+    made = [name for name, tensor in own.items() if tensor.is_inference()]
     if made:
         raise BoxcovError(
-            f"{join_names(made)} of the detector were made in torch.inference_mode(), so that they "
-            "have no gradients: build or load the detector outside of it"
+            f"{join_names(made)} of the detector were made in torch.inference_mode(), so that "
+            "torch computes no gradients with them: build or load the detector outside of it"
         )
     bad = [
         f"{name} ({int((~tensor.isfinite()).sum())} of {tensor.numel()} values)"
-        for name, tensor in (*module.named_parameters(), *module.named_buffers())
+        for name, tensor in own.items()
         if tensor.is_floating_point() and not bool(tensor.isfinite().all())
     ]
     if bad:

@@ -7,12 +7,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Condition, RLock, get_ident
 from time import perf_counter
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 Precision = Literal["float32", "tf32"]
-_SEED_LOCK = RLock()
 
 
 class ProcessLock:
@@ -31,6 +30,9 @@ class ProcessLock:
 
     def __exit__(self, *error: object) -> None:
         self._lock.release()
+
+
+_SEED_LOCK = ProcessLock()
 
 
 @contextmanager
@@ -63,18 +65,32 @@ def matrix_precision(precision: Precision) -> Iterator[None]:
         _switch(outer)
 
 
-Flags = tuple[bool, bool]
+Flags = tuple[bool, bool] | tuple[str, str]  # of products and of convolutions
 _turn = Condition()
 _holders: dict[int, bool] = {}  # thread to whether it uses TF32
 _outside: list[Flags] = []  # the flags before the first holder
 
 
+def allows_tf32() -> tuple[bool, bool]:
+    """Return whether products and convolutions of float32 on a GPU are in TF32."""
+    products, convolutions = _flags()
+    return products in (True, "tf32"), convolutions in (True, "tf32")
+
+
 def _flags() -> Flags:
-    return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    backends: Any = torch.backends
+    try:
+        return backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32
+    except RuntimeError:  # unreadable once the user has set torch's newer flags
+        return backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision
 
 
 def _set(flags: Flags) -> None:
-    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = flags
+    backends: Any = torch.backends
+    if isinstance(flags[0], bool):
+        backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32 = flags
+    else:
+        backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision = flags
 
 
 def _switch(tf32: bool | None) -> None:
@@ -92,7 +108,10 @@ def _switch(tf32: bool | None) -> None:
         if not _holders:
             _outside.append(_flags())
         _holders[me] = tf32
-        _set((tf32, tf32))
+        flag: Any = tf32
+        if isinstance(_outside[0][0], str):
+            flag = "tf32" if tf32 else "ieee"
+        _set((flag, flag))
 
 
 def seconds(device: torch.device | str) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from math import pi
@@ -106,6 +107,14 @@ def calibrate(
     return with_error_model(model, error_model)
 
 
+@contextmanager
+def _on_cpu() -> Iterator[None]:
+    """Make tensors on the CPU, whatever torch's default device is."""
+    with torch.device("cpu"):
+        yield
+
+
+@_on_cpu()
 def widen(
     error_model: ErrorModel, usual: Detections, found: Detections, records: Records
 ) -> ErrorModel:
@@ -210,6 +219,7 @@ def _predict_items(model: Predictor, items: Iterable[Any]) -> tuple[Detections, 
     return concatenate(found), GroundTruth.from_frames(targets)
 
 
+@_on_cpu()
 @full_precision()
 @torch.inference_mode(False)
 @torch.enable_grad()
@@ -370,7 +380,7 @@ def _units(records: Records) -> Tensor:
 def _targets(records: Records, thresholds: Sequence[float], unit: Tensor) -> Targets:
     """Return the targets; errors are in units (D,), and NaN where the unit is."""
     errors = torch.as_tensor(records.as_axes().errors).float()
-    flipped = torch.zeros(len(errors))
+    flipped = errors.new_zeros(len(errors))
     if "yaw" in records.fields:
         yaw = np.abs(records.errors[:, records.fields.index("yaw")])
         flipped = torch.as_tensor(yaw > pi / 2).float()
@@ -381,7 +391,7 @@ def _targets(records: Records, thresholds: Sequence[float], unit: Tensor) -> Tar
 def _held_out_outputs(fitted: Ensemble, x: Tensor, folds: Tensor) -> Tensor:
     """Return the outputs (n, O) of each box by the member that was not fitted on its frame."""
     network = fitted.network
-    y = torch.empty(len(x), network.linear.shape[2])
+    y = x.new_empty(len(x), network.linear.shape[2])
     with torch.no_grad():
         for k in range(int(folds.max()) + 1):
             y[folds == k] = network.member(k)(x[folds == k])[0]

@@ -87,20 +87,21 @@ class Network:
     def initial(
         members: int, inputs: int, outputs: int, width: int, generator: torch.Generator
     ) -> Network:
-        def normal(*shape: int) -> Tensor:
-            values: Tensor = torch.randn(*shape, generator=generator) / float(shape[1]) ** 0.5
-            return values
+        def zeros(rows: int, columns: int) -> Tensor:
+            return torch.zeros(members, rows, columns, dtype=torch.float32)
 
-        linear, bias = torch.zeros(members, inputs, outputs), torch.zeros(members, 1, outputs)
+        def normal(rows: int, columns: int) -> Tensor:
+            return zeros(rows, columns).normal_(generator=generator) / rows**0.5
+
+        linear, bias = zeros(inputs, outputs), zeros(1, outputs)
         if not width:
             return Network(linear, bias)
-        first, second = torch.zeros(members, 1, width), torch.zeros(members, 1, width)
         return Network(
             *(linear, bias),
             (
-                *(normal(members, inputs, width), first),
-                *(normal(members, width, width), second),
-                0.1 * normal(members, width, outputs),
+                *(normal(inputs, width), zeros(1, width)),
+                *(normal(width, width), zeros(1, width)),
+                0.1 * normal(width, outputs),
             ),
         )
 

@@ -84,9 +84,10 @@ def _logit(p: Tensor) -> Tensor:
 def certainty_bound(found: Detections) -> Tensor:
     """Return the bound () that at most a share ``GATE`` of exchangeable frames falls below."""
     certainty, number = frame_certainty(found), found.frame.unique(return_inverse=True)[1]
-    frames = torch.zeros(int(number.max()) + 1).index_copy(0, number, certainty).sort().values
+    frames = certainty.new_zeros(int(number.max()) + 1).index_copy(0, number, certainty)
+    frames = frames.sort().values
     rank = floor(GATE * (len(frames) + 1) + 1e-9)
-    return frames[rank - 1] if rank else torch.tensor(-torch.inf)
+    return frames[rank - 1] if rank else certainty.new_tensor(-torch.inf)
 
 
 def fit_widening(

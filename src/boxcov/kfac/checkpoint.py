@@ -1,4 +1,4 @@
-"""The items of a fit in their order, and checkpoints: an interrupted run gives the same posterior.
+"""Checkpoints of a fit: an interrupted run that is resumed gives the same posterior.
 
 The file is replaced as a whole and never holds part of an item. An error or an interrupt leaves a
 checkpoint of the items before.
@@ -6,7 +6,7 @@ checkpoint of the items before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -14,92 +14,23 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from boxcov._torch.distributed import World
 from boxcov._torch.modules import hash_tensor
-from boxcov.data.loader import LoadedFrames, load_items
-from boxcov.data.sequence import Batches
 from boxcov.errors import BoxcovError
 from boxcov.files import check_writable, remove_leftovers, to_json, write_safetensors
 from boxcov.input_file import open_tensors
 from boxcov.kfac.accumulate import Accumulator
 from boxcov.kfac.ekfac import GradientMoments
 from boxcov.kfac.factors import check_count
+from boxcov.kfac.items import Items
 from boxcov.version import __version__
 
 PassSums = Accumulator | GradientMoments  # of the first pass over the items, and of the second
 FORMAT = 1
 _KEY = "boxcov.checkpoint"
 _KIND = ("a checkpoint of a fit", _KEY, "remove it to start again")
-
-
-class Items:
-    """The share of ``frames`` that a fit uses, numbered from 0; an item is one batch of frames.
-
-    A random subset is drawn from an indexable sequence; from a stream, evenly spaced items.
-    """
-
-    def __init__(self, frames: Iterable[Any], fraction: float, seed: int, world: World) -> None:
-        self.frames, self.fraction, self.world = frames, fraction, world
-        self.size = len(frames) if isinstance(frames, Sized) else None
-        self.expected: int | None = None  # number of items used; None for a stream
-        if self.size is not None:
-            self.expected = max(1, round(fraction * self.size)) if self.size else 0
-        self._stream_length: int | None = None  # known once a stream was read to its end
-        has_items = hasattr(frames, "__getitem__") and not isinstance(frames, Mapping)
-        self._indexable = bool(self.size) and has_items
-        self._subset: list[int] | None = None
-        if self.size and self._indexable and fraction < 1:
-            generator = torch.Generator().manual_seed(seed)
-            drawn = torch.randperm(self.size, generator=generator)[: self.expected]
-            self._subset = sorted(drawn.tolist())
-
-    def settings(self) -> dict[str, Any]:
-        """Return what decides which items this rank reads, for a checkpoint."""
-        size, world = {"items": self.size}, self.world
-        return size if world.is_single else {**size, "shard": f"{world.rank} of {world.size}"}
-
-    def starting_at(self, start: int) -> Iterator[tuple[int, Any]]:
-        """Yield the number and content of this rank's items from number ``start`` on.
-
-        Of an indexable sequence only these items are read; a stream is read from its beginning.
-        """
-        if self._subset is not None or (self._indexable and (start or not self.world.is_single)):
-            numbers = list(filter(self.world.owns, range(start, self.expected or 0)))
-            places = numbers if self._subset is None else [self._subset[n] for n in numbers]
-            yield from zip(numbers, load_items(self.frames, places))  # type: ignore[arg-type]
-            return
-        for number, item in self._stream():
-            if number >= start and self.world.owns(number):
-                yield number, item
-
-    def _stream(self) -> Iterator[tuple[int, Any]]:
-        used = seen = 0
-        for item in self.frames:
-            seen += 1
-            if used < round(seen * self.fraction, 9):
-                yield used, item
-                used += 1
-        self._stream_length = seen
-
-    def total_frames(self, frames: int, items: int) -> int:
-        """Return the frames of the whole data set, given that ``items`` items held ``frames``.
-
-        Exact if all items have equally many frames, and for ``boxcov.data.batched``.
-        """
-        data = self.frames.frames if isinstance(self.frames, LoadedFrames) else self.frames
-        if isinstance(data, Batches):
-            return len(data.frames)
-        size = self._stream_length if self.size is None else self.size
-        if size is None:
-            raise BoxcovError(
-                "fisher='identity' reads one item, and this data set has no length: "
-                "give n_data, the number of its frames"
-            )
-        return round(frames * size / items)
 
 
 def hash_item(item: Any) -> str:
@@ -162,8 +93,10 @@ def second_pass_path(path: str | Path) -> Path:
     return Path(path).with_name(f"{Path(path).name}.second")
 
 
-class Checkpointer:
-    """Saves the sums of one pass at an interval and on errors; without a file it only counts.
+class ResumablePass:
+    """One pass over the items: saves its sums at an interval and on errors, and resumes from them.
+
+    Without a checkpoint it only counts.
 
     settings: everything that decides the sums, by name; a file with other settings is refused.
     """
@@ -188,7 +121,7 @@ class Checkpointer:
         if checkpoint.resume and self.path.exists():
             self._load(self.path)
 
-    def __enter__(self) -> Checkpointer:
+    def __enter__(self) -> ResumablePass:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

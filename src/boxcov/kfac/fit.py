@@ -16,9 +16,10 @@ from boxcov._torch.modules import check_finite_weights, fingerprint, move, ready
 from boxcov.detector import Detector, own_configuration
 from boxcov.errors import BoxcovError, BoxcovWarning, NotFiniteFrameError, check_choice, join_names
 from boxcov.kfac.accumulate import Accumulator
-from boxcov.kfac.checkpoint import Checkpoint, Checkpointer, Items, PassSums, second_pass_path
+from boxcov.kfac.checkpoint import Checkpoint, PassSums, ResumablePass, second_pass_path
 from boxcov.kfac.ekfac import GradientMoments
 from boxcov.kfac.factors import kronecker_blocks
+from boxcov.kfac.items import Items
 from boxcov.kfac.losses import FrameLosses, select_parameters
 from boxcov.posterior.kronecker_block import check_precisions
 from boxcov.posterior.posterior import FisherKind, Form, Posterior
@@ -66,6 +67,7 @@ class FitOptions:
 _DEFAULTS = FitOptions()
 
 
+@torch.inference_mode(False)  # its tensors are written to in place
 def fit(
     detector: Detector,
     frames: Iterable[Any],
@@ -118,12 +120,13 @@ def fit(
     losses = FrameLosses(detector, parameters, sample_seed)
     accumulator = Accumulator(losses)
     if fisher == "identity":
-        frames_read, items_read, skipped = *_find_layers(accumulator, frames, options), 0
+        frames_read, items_read, skipped = _find_layers(accumulator, frames, options), 1, 0
         factors = [(sums.layer, *sums.identity()) for sums in accumulator.sums.values()]
     else:
-        items_read, skipped = accumulator.reduce(world, *passes.run(accumulator))
-        _check_factors(accumulator, skipped)
+        own_items, own_skipped = passes.run(accumulator)
+        items_read, skipped = accumulator.reduce(world, own_items, own_skipped)
         frames_read = accumulator.frames
+        _check_factors(accumulator, skipped)
         factors = accumulator.factors()
     posterior = Posterior(
         blocks=kronecker_blocks(factors, parameters),
@@ -180,20 +183,19 @@ class _Passes:
 
         settings: what decides the sums, in addition to the settings of the fit.
         """
-        checkpointer = Checkpointer(
-            self._checkpoints.pop(0), {**self.settings, **(settings or {})}, sums
-        )
+        settings = {**self.settings, **(settings or {})}
+        current = ResumablePass(self._checkpoints.pop(0), settings, sums)
         world = self.items.world
-        with world.label_errors(), torch.inference_mode(False), checkpointer:
-            for number, item in checkpointer.remaining(self.items):
+        with world.label_errors(), current:
+            for number, item in current.remaining(self.items):
                 is_left_out = number not in self.skipped and not self._add(sums, number, item)
-                checkpointer.item_done(number, item, is_left_out)
+                current.item_done(number, item, is_left_out)
                 if self.progress is not None:
                     self.progress(self._done + number + 1, self._total)
-            checkpointer.save()  # what follows may fail: other ranks, a full disk
-        self._done += checkpointer.next_item
-        self.skipped += checkpointer.skipped
-        n_own, n_skipped = world.count_items(checkpointer.next_item), len(self.skipped)
+            current.save()  # what follows may fail: other ranks, a full disk
+        self._done += current.next_item
+        self.skipped += current.skipped
+        n_own, n_skipped = world.count_items(current.next_item), len(self.skipped)
         return n_own - n_skipped, n_skipped
 
     def _add(self, sums: PassSums, number: int, item: Any) -> bool:
@@ -206,7 +208,7 @@ class _Passes:
                 raise NotFiniteFrameError(
                     f"{message}. Correct it, or leave such frames out with nonfinite='skip'"
                 ) from None
-            warn(f"{message}: left out", BoxcovWarning, stacklevel=4)
+            warn(f"{message}: left out", BoxcovWarning, stacklevel=5)
             return False
         return True
 
@@ -221,18 +223,22 @@ def _load_item(item: Any, number: int, device: torch.device) -> tuple[Any, Any]:
     return ready(inputs, device, f"inputs of item {number}"), move(targets, device)
 
 
-def _find_layers(
-    accumulator: Accumulator, frames: Iterable[Any], options: FitOptions
-) -> tuple[int, int]:
-    """Find the layers by one forward pass; return the number of frames and of items read."""
+def _find_layers(accumulator: Accumulator, frames: Iterable[Any], options: FitOptions) -> int:
+    """Find the layers by a forward pass of one item; return the number of its frames."""
     for number, item in Items(frames, options.fraction, options.seed, World()).starting_at(0):
-        inputs, _ = _load_item(item, number, accumulator.device)
-        with torch.inference_mode(False):
-            accumulator.find_layers(inputs)
-        if isinstance(inputs, (list, tuple)):
-            return len(inputs), 1
-        return len(next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))), 1
+        inputs, targets = _load_item(item, number, accumulator.device)
+        accumulator.find_layers(inputs)
+        return _count_frames(inputs, targets)
     raise BoxcovError(_EMPTY)
+
+
+def _count_frames(inputs: Any, targets: Any) -> int:
+    """Return the number of frames of an item whose loss is not computed."""
+    if isinstance(targets, list) or (isinstance(targets, Tensor) and targets.dim()):
+        return len(targets)
+    if isinstance(inputs, (list, tuple)):
+        return len(inputs)
+    return len(next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)))
 
 
 def _checkpoint_settings(
@@ -312,5 +318,5 @@ def _check_factors(accumulator: Accumulator, skipped: int) -> None:
             f"the loss of {frames} frames has a zero gradient for {join_names(flat)}: "
             "the posterior there is the prior",
             BoxcovWarning,
-            stacklevel=3,
+            stacklevel=4,
         )

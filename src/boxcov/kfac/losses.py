@@ -50,14 +50,17 @@ class FrameLosses:
         return self.detector(fresh(inputs))
 
     def compute(self, raw: Any, inputs: Any, targets: Any, number: int) -> Tensor:
-        """Return the checked loss of each frame (B,) of item ``number``."""
+        """Return the checked loss of each frame (B,) of item ``number``.
+
+        ``targets`` are copied, because loss() may change them.
+        """
         most = most_frames(inputs, targets)
         if self.sample_seed is not None:
             generator = torch.Generator(self.device)
             targets = _sample_targets(
                 self.detector, raw, generator.manual_seed(item_seed(self.sample_seed, number))
             )
-        losses = _frame_losses(self.detector, raw, targets, number)
+        losses = _frame_losses(self.detector, raw, fresh(targets), number)
         if most is not None and len(losses) > most:
             raise BoxcovError(
                 f"loss() returned {len(losses)} values for item {number}, which has {most} frames: "

@@ -27,8 +27,8 @@ from boxcov.pipeline.frames import (
 )
 from boxcov.pipeline.options import BenchCommand, DataOptions
 from boxcov.posterior.posterior import Posterior
+from boxcov.predict.engine_options import EngineOptions
 from boxcov.predict.forward_mode.derivatives import sample_covariance
-from boxcov.predict.route.router import EngineOptions
 from boxcov.static_selection import StaticLimits
 
 GLM_OUTPUTS = 9  # outputs of the paper's GLM that are timed; the rest is extrapolated

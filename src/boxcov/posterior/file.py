@@ -302,7 +302,7 @@ def _check_orthonormal(vectors: Tensor, what: str) -> None:
     """Raise ValueError unless ``V^T V x = x`` for random x: n^2 steps, not the n^3 of V^T V."""
     G, n, _ = vectors.shape
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(G, n, _PROBES, generator=generator, dtype=vectors.dtype)
+    x = vectors.new_empty(G, n, _PROBES).normal_(generator=generator)
     error = float((vectors.transpose(1, 2) @ (vectors @ x) - x).norm(dim=1).max())
     if not error <= _ORTHONORMAL:
         raise ValueError(f"{what} has eigenvectors that are not orthonormal (off by {error:.3g})")

@@ -35,7 +35,7 @@ def auto_prior_precision(posterior: Posterior, detector: Detector) -> Posterior:
     by_evidence = [
         name
         for name, block in posterior.blocks.items()
-        if precisions[name] < high and _is_below([block], posterior.n_data, precisions[name] / 2)
+        if precisions[name] < high and _still_rises([block], posterior.n_data, precisions[name] / 2)
     ]
     for name in by_evidence:
         precisions[name] = _maximize_evidence([posterior.blocks[name]], posterior.n_data)
@@ -45,7 +45,7 @@ def auto_prior_precision(posterior: Posterior, detector: Detector) -> Posterior:
             f"all weights of {join_names(zero)} are 0, so that their prior has the smallest "
             "standard deviation, 1e-4: give prior_precision as a number if that is too narrow",
             BoxcovWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     chosen = posterior.with_prior(precisions)
     return replace(chosen, meta={**chosen.meta, EVIDENCE_LAYERS: ",".join(by_evidence)})
@@ -71,15 +71,15 @@ def _maximize_evidence(blocks: Sequence[KroneckerBlock], n_data: float) -> float
     """Return the tau with ``tau |theta|^2 = gamma``, or an end of the interval without one."""
     low, high = DECADES
     for end, is_beyond in ((low, False), (high, True)):
-        if _is_below(blocks, n_data, 10**end) == is_beyond:
+        if _still_rises(blocks, n_data, 10**end) == is_beyond:
             return float(10**end)
     while high - low > 1e-6:
         middle = (low + high) / 2
-        low, high = (middle, high) if _is_below(blocks, n_data, 10**middle) else (low, middle)
+        low, high = (middle, high) if _still_rises(blocks, n_data, 10**middle) else (low, middle)
     return float(10 ** ((low + high) / 2))
 
 
-def _is_below(blocks: Sequence[KroneckerBlock], n_data: float, tau: float) -> bool:
+def _still_rises(blocks: Sequence[KroneckerBlock], n_data: float, tau: float) -> bool:
     """Return whether the evidence still rises at tau; it has one maximum, as gamma falls in tau."""
     gamma = sum(determined_weights(block, n_data, tau) for block in blocks)
     return gamma > tau * sum(block.square_norm for block in blocks)

@@ -27,14 +27,16 @@ def gradients(
 
     As many boxes at a time as memory allows.
     """
-    with torch.enable_grad():
-        theta = point.linearized.theta()
-        weights = {name: theta[name].requires_grad_() for name in posterior.parameters}
+    theta = point.linearized.theta()
+    weights = {name: theta[name].requires_grad_() for name in posterior.parameters}
+    size = sum(w.numel() * w.element_size() for w in weights.values())
+    with torch.enable_grad():  # not around a yield: an error of the caller would not end it in time
         z = point.z_at(weights)[:, fields]
-        size = sum(w.numel() * w.element_size() for w in weights.values())
-        step = max(1, int(MEMORY // (size * z.shape[1])))
-        for start in range(0, len(z), step):
-            yield start, _gradients_of(z[start : start + step], weights)
+        parts = z.split(max(1, int(MEMORY // (size * z.shape[1]))))
+    start = 0
+    for part in parts:
+        yield start, _gradients_of(part, weights)
+        start += len(part)
 
 
 def _gradients_of(z: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -86,7 +86,7 @@ class CompiledModel:
         self._graphs = Graphs(max_graphs=4) if self.device.type == "cuda" else None
         self._rows: Detections | None = None  # of the last run of the function, for its metadata
         self._network: FusedNetwork | None = None
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():
             example = ready(example, self.device)
             given = self._static_inputs(example)
             self._function = self._build(given)

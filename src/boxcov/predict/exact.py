@@ -13,10 +13,10 @@ from boxcov.detections import PART_BELOW, Detections
 from boxcov.detector import Detector, part_modules
 from boxcov.errors import check_whole
 from boxcov.posterior.posterior import Posterior
+from boxcov.predict.engine_options import DEFAULT_ENGINE, EngineOptions
 from boxcov.predict.linearize import LinearizationPoint
 from boxcov.predict.predictor import Predictor
 from boxcov.predict.route.exact import ExactRouter
-from boxcov.predict.route.router import DEFAULT_ENGINE, EngineOptions
 
 
 class ExactGLM(Predictor):
@@ -76,19 +76,19 @@ class ExactGLM(Predictor):
     def predict(self, point: LinearizationPoint) -> Detections:
         exact = self.router.covariance(point)
         found = point.detections(exact.logit_row, covariance=exact.boxes)
-        return self._with_part_below(found, exact.below) if self._reaches_below else found
+        return self._with_part_below(found, exact.part_below) if self._reaches_below else found
 
     def _empty(self, point: LinearizationPoint) -> Detections:
         found = super()._empty(point)
         return self._with_part_below(found, None) if self._reaches_below else found
 
-    def _with_part_below(self, found: Detections, below: Tensor | None) -> Detections:
+    def _with_part_below(self, found: Detections, part: Tensor | None) -> Detections:
         """Add the log variances of the layers that ``instances()`` does not run, as signals.
 
         These are the layers below the head, or all layers of a detector without ``instances()``.
         """
         assert found.covariance is not None
-        part = torch.zeros_like(found.covariance) if below is None else below
+        part = torch.zeros_like(found.covariance) if part is None else part
         logs = log_variances(found.fields, part.diagonal(dim1=1, dim2=2), found.clipped)
         names = [f"{PART_BELOW} {name}" for name in found.fields]
         return replace(found, signals=logs, meta={**found.meta, "signals": names})

@@ -14,7 +14,7 @@ from boxcov.errors import check_whole
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.linearize import LinearizationPoint, logit_fields
 from boxcov.predict.predictor import Predictor
-from boxcov.predict.route.router import Router
+from boxcov.predict.route.base import Router
 
 
 class GLM(Predictor):

@@ -8,11 +8,11 @@ from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, check_choice, check_whole
 from boxcov.posterior.posterior import Posterior
+from boxcov.predict.engine_options import DEFAULT_ENGINE, EngineOptions
 from boxcov.predict.forward_mode.derivatives import sample_covariance
 from boxcov.predict.linearize import LinearizationPoint
 from boxcov.predict.predictor import Predictor
 from boxcov.predict.route.mcglm import FiniteDifferenceRouter, MCGLMRouter
-from boxcov.predict.route.router import DEFAULT_ENGINE, EngineOptions
 
 Derivative = Literal["jvp", "fd"]
 

@@ -99,6 +99,7 @@ class MCI(Predictor):
         has_logits = type(self._detector).logits is not Detector.logits
         joint = point.with_logits() if has_logits else point
         groups = self.router.groups(joint)
+        point = self.router.with_trunk(point) if groups is None else point
         for number in range(self.samples):
             on_call: OnCall = self._drop_inputs
             if self.posterior is not None:

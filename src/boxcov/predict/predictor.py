@@ -26,8 +26,9 @@ from boxcov.detector import SIGNAL_INPUTS, Detector
 from boxcov.error_model.model import ErrorModel, describe_error_model
 from boxcov.errors import BoxcovError, NotFiniteError
 from boxcov.posterior.posterior import Posterior
+from boxcov.predict.engine_options import DEFAULT_ENGINE, EngineOptions
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
-from boxcov.predict.route.router import DEFAULT_ENGINE, EngineOptions, Router
+from boxcov.predict.route.base import Router
 from boxcov.result_check import check_result, rows_in_range
 
 

@@ -16,6 +16,7 @@ from boxcov.detector import SIGNAL_INPUTS, Detector, FusedNetwork, Selection
 from boxcov.errors import BoxcovError, join_names
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.cuda.static_graph import SideStream
+from boxcov.predict.engine_options import DEFAULT_ENGINE, EngineOptions
 from boxcov.predict.forward_mode.derivatives import directional_derivatives, sample_covariance
 from boxcov.predict.head.cells import group_in_blocks, plan_own_cells
 from boxcov.predict.head.covariance import head_covariance
@@ -25,7 +26,6 @@ from boxcov.predict.instances import InstanceEngine, InstanceRun, with_leaves
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
 from boxcov.predict.predictor import add_signals, detector_signals
 from boxcov.predict.route.instances import check_items
-from boxcov.predict.route.router import DEFAULT_ENGINE, EngineOptions
 from boxcov.static_selection import StaticLimits, StaticSelection
 
 OUTPUTS = ("boxes", "scores", "labels", "covariance", "count", "left_off")
@@ -100,11 +100,11 @@ class FrameFunction:
             directions = {name: eta for name, eta in etas.items() if name in moving}
             return lambda point, _: sample_covariance(directional_derivatives(point, directions))
         engine = InstanceEngine(self.linearized, posterior)
-        below = sorted(moving - _instance_parameters(engine, point, static))
-        if below:
+        deep = sorted(moving - _instance_parameters(engine, point, static))
+        if deep:
             raise BoxcovError(
                 "an exact covariance can be exported for layers that instances() runs: "
-                f"{join_names(below)} lie below the head. Take samples, or a posterior of the head"
+                f"{join_names(deep)} lie below the head. Take samples, or a posterior of the head"
             )
         return partial(_instance_covariance, engine)
 

@@ -42,6 +42,7 @@ class Mixed(nn.Module):
         y = torch.cat([F.gelu(self.up(y)), self.side(x), x[:, :0]], 1)
         y = F.max_pool2d(y, 2) * y.mean((2, 3), keepdim=True).sigmoid() + y.amax()
         y = self.last(y.permute(0, 2, 3, 1)).softmax(-1)
+        y = torch.cat([torch.empty(0), y[..., :2], y[..., 2:]], axis=-1)
         return self.line(y.flatten(1, 2).transpose(1, 2))
 
 
@@ -89,6 +90,32 @@ def test_tangents_of_each_layer_and_of_all_layers(named: str, batch: int) -> Non
     with torch.no_grad():
         assert torch.equal(out, net(x))
         torch.testing.assert_close(t, exact(net, x, etas), rtol=1e-10, atol=1e-12)
+
+
+class Conditional(nn.Module):
+    """One norm for rows and for maps, and its statistics once more with a computed scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+        self.norm.running_var.uniform_(0.5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.norm(self.layer(x)).T.expand(2, 4, 4))
+        statistics = self.norm.running_mean, self.norm.running_var
+        return F.batch_norm(y, *statistics, weight=x.exp().sum(0))
+
+
+def test_a_norm_may_be_called_in_several_ways() -> None:
+    net = Conditional().double().eval()
+    etas = {"layer.weight": torch.randn(3, 4, 4, dtype=torch.float64)}
+    directions = Directions(etas, dict(net.named_parameters()))
+    for x in torch.randn(2, 4, 4, dtype=torch.float64):
+        with torch.no_grad(), Tangents(directions) as tangents:
+            t = tangents.of(net(x))
+        expected = exact(net, x, etas) / directions.scale.reshape(-1, 1, 1, 1)
+        torch.testing.assert_close(t, expected)
+    assert len(directions._factors) == 2
 
 
 def test_tensors_independent_of_the_weights_have_no_tangent() -> None:

@@ -113,6 +113,42 @@ def test_wrong_stages_of_a_rare_kind_are_refused(posterior, data, monkeypatch, m
         model(data[0][0])
 
 
+class OneTruck(Chosen):
+    """One box alone is of the second task."""
+
+    def select(self, raw):
+        found = super().select(raw)
+        task = torch.where(torch.arange(len(found)) == 3, 1, 2 * (found.labels > 0))
+        return replace(found, labels=task, where=replace(found.where, task=task))
+
+
+@pytest.mark.parametrize("depth", ["head", "neck"])
+@pytest.mark.parametrize("method", [ExactGLM, MCGLM])
+def test_one_box_of_a_kind_decides_nothing(posterior, data, monkeypatch, method, depth) -> None:
+    detector = chosen(40)
+    detector.__class__ = OneTruck
+    posterior = posterior if depth == "head" else boxcov.fit(detector, data, depth)
+    expected = method(detector, posterior)(data[0][0]).covariance
+    model = method(detector, posterior)
+    run = model.router.staged_head.run
+
+    def spoiled(*given):
+        staged = run(*given)
+        staged.head[staged.kind == 1] *= 3
+        return staged
+
+    monkeypatch.setattr(model.router.staged_head, "run", spoiled)
+    for _ in range(2):
+        assert relative(model(data[0][0]).covariance, expected) < 1e-3
+        assert kinds_verified(model) == {0, 2}
+    model.linearized.shadow.__class__ = Chosen  # no box of the undecided kind any more
+    detector.__class__ = Chosen
+    model.linearized.shadow.only = 0
+    detector.only = 0
+    expected = method(detector, posterior)(data[0][0]).covariance
+    assert relative(model(data[0][0]).covariance, expected) < 1e-3
+
+
 class Listed(Chosen):
     """Its ``where`` is no table of boxes."""
 

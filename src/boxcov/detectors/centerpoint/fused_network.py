@@ -17,6 +17,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from boxcov._torch.layers import at_least_float32
 from boxcov._torch.modules import shadow
+from boxcov._torch.process_state import allows_tf32
 from boxcov.detectors.centerpoint.head import CenterHead, StackedMaps
 from boxcov.detectors.centerpoint.point_signals import point_maps
 from boxcov.detectors.centerpoint.voxel_encoder import VoxelEncoder
@@ -51,7 +52,7 @@ class FusedCenterPoint:
             counts = self._encoder.encode(cells, self._frames)[1]
             self._most_sites = [int(_ROOM * int(count)) + 1 for count in counts]
         # tensor cores read channels side by side; without them cuDNN is faster map by map
-        uses_tensor_cores = torch.backends.cudnn.allow_tf32 or cells.points.dtype == torch.float16
+        uses_tensor_cores = allows_tf32()[1] or cells.points.dtype == torch.float16
         self._format = torch.channels_last if uses_tensor_cores else torch.contiguous_format
         self._blocks = [fold_norms(block, self._format) for block in detector.backbone.blocks]
         self._deblocks = [fold_norms(block, self._format) for block in detector.neck.deblocks]

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from boxcov._torch.process_state import allows_tf32
+
 try:
     import triton
     import triton.language as tl
@@ -42,7 +44,7 @@ def gather_linear(x: Tensor, table: Tensor, weight: Tensor) -> Tensor:
         ROWS=_ROWS,
         WIDTH=width,
         DEPTH=16 if channels <= 16 else _DEPTH,
-        PRECISION="tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee",
+        PRECISION="tf32" if allows_tf32()[0] else "ieee",
     )
     return out
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from boxcov._torch.modules import fresh, shadow
+from boxcov._torch.process_state import allows_tf32
 from boxcov.detector import Detector
 from boxcov.predict.forward_mode.directions import Directions
 from boxcov.predict.forward_mode.tangents import Tangents
@@ -195,8 +196,7 @@ def backend_flags() -> tuple[Hashable, ...]:
     """Settings that change the bits of a pass and may change between two frames."""
     cudnn = torch.backends.cudnn
     return (
-        *(cudnn.enabled, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic),
-        torch.backends.cuda.matmul.allow_tf32,
+        *(cudnn.enabled, cudnn.benchmark, cudnn.deterministic, *allows_tf32()),
         torch.are_deterministic_algorithms_enabled(),
     )
 

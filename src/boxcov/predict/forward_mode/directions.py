@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from boxcov._torch.layers import LayerCall
 from boxcov._torch.process_state import Precision
@@ -28,7 +28,7 @@ class Directions:
         self.etas, self.scale = normalise(etas, weights)
         self.count = len(self.scale)
         self._stacked: dict[tuple[str, int], Tensor] = {}
-        self._factors: dict[int, tuple[Tensor, Tensor]] = {}
+        self._factors: dict[Hashable, tuple[Tensor, Tensor, Tensor | None]] = {}
 
     def of(self, parameter: Tensor | None) -> Tensor | None:
         """Directions (k, *shape) of a parameter; None if it has none."""
@@ -49,11 +49,16 @@ class Directions:
 
     def norm_factor(self, variance: Tensor, weight: Tensor | None, eps: float, dims: int) -> Tensor:
         """The factor of a batch norm in eval mode, channels first (C, 1, ...)."""
-        if id(variance) not in self._factors:
-            factor = (variance + eps).rsqrt()
-            factor = factor if weight is None else factor * weight.detach()
-            self._factors[id(variance)] = variance, factor.reshape(-1, *[1] * (dims - 2))
-        return self._factors[id(variance)][1]
+        key = id(variance), id(weight), eps, dims
+        if key in self._factors:
+            return self._factors[key][0]
+        factor = (variance + eps).rsqrt()
+        factor = factor if weight is None else factor * weight.detach()
+        factor = factor.reshape(-1, *[1] * (dims - 2))
+        if weight is None or isinstance(weight, nn.Parameter):  # not computed from the frame
+            # the tensors are kept alive, so that no other tensor gets the id of one of them
+            self._factors[key] = factor, variance, weight
+        return factor
 
 
 def normalise(

@@ -218,7 +218,7 @@ class Tangents(TorchFunctionMode):
     def _cat(self, args: Any, kwargs: Any) -> Tensor:
         out = torch.cat(*args, **kwargs)
         tensors = args[0] if args else kwargs["tensors"]
-        dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+        dim = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))
         if "out" in kwargs or not isinstance(dim, int):
             raise NoRule("cat with out= or a named dimension")
         dim = dim % out.dim() + 1
@@ -228,6 +228,8 @@ class Tangents(TorchFunctionMode):
             whole = channels_last(whole.flatten(0, 1)).unflatten(0, (len(first), -1))
         start = 0
         for x in tensors:
+            if x.dim() < out.dim():
+                continue  # cat() skips torch.empty(0)
             part = whole.narrow(dim, start, x.shape[dim - 1])
             start += x.shape[dim - 1]
             tangent = self._tangents.get(x)

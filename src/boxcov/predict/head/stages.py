@@ -33,7 +33,7 @@ class StagedResult:
     """What the stages give for the boxes of a frame."""
 
     head: Tensor  # of the head's layers: covariance (m, D, D), or derivatives (m, D, k)
-    below: Tensor | None  # derivatives (m, D, k) below the head, if the features have tangents
+    derivatives_below: Tensor | None  # (m, D, k) below the head, if the features have tangents
     kind: Tensor  # (m,)
     n_kinds: int
     layers: tuple[int, ...]  # ids of the layers of all stages

@@ -1,6 +1,6 @@
 """How ``model(inputs)`` computes a frame: the only place that chooses between engines.
 
-``router.py`` runs the plain pass, and is all that an estimator without a choice (GLM) needs.
+``base.py`` runs the plain pass, and is all that an estimator without a choice (GLM) needs.
 ``exact.py``, ``mcglm.py`` and ``mci.py`` hold the router of one estimator each. A router holds one
 ``Verification`` per fast engine (``verification.py``; that of ``instances()`` in ``instances.py``)
 and chooses among the engines on the first boxes:
@@ -28,8 +28,9 @@ an error of the detector: ``BoxcovError``.
 
 Rounding differs between two engines, and an activation at its kink (ReLU at zero) may fall to
 either side, which changes a box's derivatives by some per cent. A few boxes that differ are
-therefore no contradiction, and a frame with few boxes decides nothing unless the difference is far
-beyond rounding: the oracle's numbers are then returned, and the next frame is compared again.
+therefore no contradiction, and few boxes, of a frame or of a kind, decide nothing unless the
+difference is far beyond rounding: the oracle's numbers are then returned, and the next frame is
+compared again.
 
 The route is logged when it is fixed (logger "boxcov", level INFO) and shown by ``repr(model)``.
 """

@@ -12,13 +12,14 @@ from boxcov._torch.layers import at_least_float32
 from boxcov._torch.process_state import matrix_precision
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.backward_mode import autograd_covariance, gradients
+from boxcov.predict.engine_options import EngineOptions
 from boxcov.predict.forward_mode.derivatives import directional_derivatives, sample_covariance
 from boxcov.predict.forward_mode.tangents import NoRule, Tangents
 from boxcov.predict.head.stages import StagedResult
 from boxcov.predict.instances import InstanceEngine, instance_groups, leaves_read, with_leaves
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
+from boxcov.predict.route.base import TangentRouter
 from boxcov.predict.route.instances import InstancesCheck
-from boxcov.predict.route.router import EngineOptions, TangentRouter
 from boxcov.predict.route.verification import warn_of_route
 
 _LOGIT = slice(-1, None)  # the last field of z
@@ -29,8 +30,8 @@ class HeadPart:
     """The part of a covariance that the layers of the head contribute."""
 
     covariance: Tensor  # (m, D, D), with logits (m, D + 1, D + 1)
-    below: list[str]  # layers of the posterior that are not included
-    tangents_below: Tensor | None = None  # derivatives (m, D, k) along normalised directions
+    layers_below: list[str]  # layers of the posterior that are not included
+    derivatives_below: Tensor | None = None  # (m, D, k) along normalised directions
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class ExactCovariance:
 
     boxes: Tensor  # (m, D, D)
     logit_row: Tensor | None  # (m, D + 1), covariance of the score logit with box and logit
-    below: Tensor | None  # (m, D, D), the part of ``boxes`` from the layers below the head
+    part_below: Tensor | None  # (m, D, D), the part of ``boxes`` from the layers below the head
 
 
 class ExactRouter(TangentRouter):
@@ -76,16 +77,16 @@ class ExactRouter(TangentRouter):
         """The covariance of a frame with at least one box."""
         without_logits = replace(point, logits=None)
         head = self._head(without_logits)
-        below = self._below(without_logits, head) if head.below else None
-        boxes = head.covariance if below is None else head.covariance + below
+        part_below = self._part_below(without_logits, head) if head.layers_below else None
+        boxes = head.covariance if part_below is None else head.covariance + part_below
         row = self._logit_row(point, head) if self.with_logit else None
-        return ExactCovariance(boxes, row, below)
+        return ExactCovariance(boxes, row, part_below)
 
     def _head(self, point: LinearizationPoint) -> HeadPart:
         """By stages where they are verified for all boxes, else by instance or not at all."""
         staged = self.staged_head.run(point)
         if staged is not None and not self.stages_check.new_kinds(staged):
-            return HeadPart(staged.head, self._layers_below, staged.below)
+            return HeadPart(staged.head, self._layers_below, staged.derivatives_below)
         point = self.with_trunk(point)
         if staged is None:
             part = self._head_by_instance(point)
@@ -100,7 +101,7 @@ class ExactRouter(TangentRouter):
         if staged is not None and not self.stages_check.new_kinds(staged):
             engine = "stages"
         rest = "vmap(jvp) along samples" if self.etas else "autograd"
-        self.settle(engine, rest if part.below else "none")
+        self.settle(engine, rest if part.layers_below else "none")
 
     @matrix_precision("float32")
     def _verify_stages(self, point: LinearizationPoint, staged: StagedResult) -> HeadPart:
@@ -109,9 +110,13 @@ class ExactRouter(TangentRouter):
         some = point.subset(rows)
         part = self._head_by_instance(some or point)
         compared = None if some is None else rows
-        if self._has_layers(part) and self.stages_check.compare(staged, part.covariance, compared):
-            self._layers_below, self._etas_below = part.below, self._etas(part.below)
-            return HeadPart(staged.head, part.below)
+        agrees = self._has_layers(part) and self.stages_check.compare(
+            staged, part.covariance, compared
+        )
+        if self.stages_check.is_verified:  # at least for some kinds of boxes
+            self._layers_below, self._etas_below = part.layers_below, self._etas(part.layers_below)
+        if agrees:
+            return HeadPart(staged.head, part.layers_below)
         return part if some is None else self._head_by_instance(point)
 
     def _head_by_instance(self, point: LinearizationPoint) -> HeadPart:
@@ -142,17 +147,17 @@ class ExactRouter(TangentRouter):
 
     def _has_layers(self, part: HeadPart) -> bool:
         """Whether at least one layer of the posterior contributes to a part."""
-        return len(part.below) < len(self.posterior.blocks)
+        return len(part.layers_below) < len(self.posterior.blocks)
 
-    def _below(self, point: LinearizationPoint, head: HeadPart) -> Tensor:
+    def _part_below(self, point: LinearizationPoint, head: HeadPart) -> Tensor:
         """The covariance (m, D, D) of the layers below the head."""
         if not self.etas:
-            return autograd_covariance(point, self.posterior.restricted(head.below))
+            return autograd_covariance(point, self.posterior.restricted(head.layers_below))
         is_verified = self.tangents_check.covers({self.staged_head.first_layer})
-        if head.tangents_below is not None and is_verified:
-            return sample_covariance(self.propagation.rescale(head.tangents_below))
-        A = directional_derivatives(self.with_trunk(point), self._etas(head.below))
-        fast = self._verify_tangents(point, A) if head.below == self._layers_below else None
+        if head.derivatives_below is not None and is_verified:
+            return sample_covariance(self.propagation.rescale(head.derivatives_below))
+        A = directional_derivatives(self.with_trunk(point), self._etas(head.layers_below))
+        fast = self._verify_tangents(point, A) if head.layers_below == self._layers_below else None
         return sample_covariance(A if fast is None else fast)
 
     def _verify_tangents(self, point: LinearizationPoint, slow: Tensor) -> Tensor | None:
@@ -165,9 +170,9 @@ class ExactRouter(TangentRouter):
         except NoRule:
             self.tangents_check.refuse()
             return None
-        if staged is None or staged.below is None:
+        if staged is None or staged.derivatives_below is None:
             return None
-        fast = self.propagation.rescale(staged.below)
+        fast = self.propagation.rescale(staged.derivatives_below)
         if not self.tangents_check.compare(fast, slow, tangents.ends):
             return None
         self.settle("stages", "propagated tangents along samples")
@@ -186,15 +191,16 @@ class ExactRouter(TangentRouter):
         """The row (m, D + 1) of the score logit in the covariance of box and logit."""
         with matrix_precision("float32"):  # in TF32 crops and the map differ by per cent
             part = self._head_by_instance(point)
-            row, below = part.covariance[:, -1], part.below
+            row, layers_below = part.covariance[:, -1], part.layers_below
             if self._has_layers(head) and not self._has_layers(part):
                 self._warn_of_slow_logit(len(point.boxes))
-                row, below = self._logit_by_autograd(point, head), head.below
-        if not below:
+                row, layers_below = self._logit_by_autograd(point, head), head.layers_below
+        if not layers_below:
             return row
         if not self.etas:
-            return row + autograd_covariance(point, self.posterior.restricted(below))[:, -1]
-        return row + sample_covariance(directional_derivatives(point, self._etas(below)))[:, -1]
+            return row + autograd_covariance(point, self.posterior.restricted(layers_below))[:, -1]
+        A = directional_derivatives(point, self._etas(layers_below))
+        return row + sample_covariance(A)[:, -1]
 
     def _logit_by_autograd(self, point: LinearizationPoint, head: HeadPart) -> Tensor:
         """The logit's row where instances() gives boxes without logits: a backward pass per logit.
@@ -202,7 +208,7 @@ class ExactRouter(TangentRouter):
         The gradients of the boxes come from instances(), so they need no backward pass of the
         whole network.
         """
-        layers = [name for name in self.posterior.blocks if name not in head.below]
+        layers = [name for name in self.posterior.blocks if name not in head.layers_below]
         runs = self.instances.runs(replace(point, logits=None))
         rows = [
             self.instances.logit_row(runs, start, of_logits)

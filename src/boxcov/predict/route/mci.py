@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from boxcov.detector import InstanceGroup
+from boxcov.predict.engine_options import EngineOptions
 from boxcov.predict.instances import instance_groups, leaves_read, with_leaves
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
+from boxcov.predict.route.base import Router
 from boxcov.predict.route.instances import InstancesCheck
-from boxcov.predict.route.router import EngineOptions, Router
-from boxcov.predict.route.verification import State
 
 
 class MCIRouter(Router):
@@ -24,19 +24,18 @@ class MCIRouter(Router):
 
     def groups(self, point: LinearizationPoint) -> list[InstanceGroup] | None:
         """The instances of a frame; None if the whole network has to run."""
-        if self.instances_check.state is State.UNVERIFIED:
-            self._decide(point)
-        return instance_groups(point) if self.instances_check.is_verified else None
-
-    def _decide(self, point: LinearizationPoint) -> None:
         check, watched = self.instances_check, with_leaves(point)
+        if check.is_refused:
+            return None
         with torch.inference_mode(False), torch.enable_grad():
             groups = instance_groups(watched)
+            # in every frame: boxes of another level may read other raw outputs
             read = {leaf for _, run in groups or [] for leaf in leaves_read(run())}
         if groups is None:
             check.refuse()
-        elif not check.verify(watched, set()):
-            return
+        elif not check.is_verified and not check.verify(watched, set()):
+            return None
         elif check.upstream(watched, read):
             check.refuse()
         self.settle("the whole network" if check.is_refused else "instances")
+        return None if check.is_refused else groups

@@ -9,6 +9,7 @@ from warnings import warn
 import torch
 from torch import Tensor
 
+from boxcov._torch.process_state import allows_tf32
 from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.predict.head.stages import StagedResult
 
@@ -80,16 +81,20 @@ class StagesCheck(Verification):
         return torch.cat([rows[:: -(-len(rows) // most)] for rows in found]).sort().values
 
     def compare(self, staged: StagedResult, slow: Tensor, rows: Tensor | None = None) -> bool:
-        """Whether the head's part agrees with the oracle's; False if undecided.
+        """Whether the head's part agrees with the oracle's, for every new kind of box.
 
+        Kinds that agree are accepted, also if others are undecided.
         rows: the boxes of ``slow``, if not all.
         """
         rows = torch.arange(len(staged.kind)) if rows is None else rows
         fast, kind = staged.head[rows], staged.kind[rows]
         errors = relative_errors(fast, slow)
+        agreeing: set[Hashable] = set()
         # a kind of few boxes must not pass because the others agree
-        for which in (torch.ones_like(kind) > 0, *(kind == one for one in kind.unique())):
-            if judge_boxes(errors[which]) is Verdict.CONTRADICTS:
+        for one in (None, *kind.unique().tolist()):
+            which = kind >= 0 if one is None else kind == one
+            verdict = judge_boxes(errors[which])
+            if verdict is Verdict.CONTRADICTS:
                 row = int(errors.where(which, 0).argmax())
                 raise BoxcovError(
                     f"stages() contradicts instances() or decode(): box {int(rows[row])}: relative "
@@ -97,10 +102,12 @@ class StagesCheck(Verification):
                     f"(tolerance {BOX_TOLERANCE:g}); is a stage missing, or its norm or activation "
                     "different?"
                 )
-        agrees = judge_boxes(errors) is Verdict.AGREES
-        if agrees:
-            self.accept(self.new_kinds(staged))
-        return agrees
+            if verdict is Verdict.AGREES:
+                agreeing.add((staged.layers, one))
+        accepted = agreeing & self.new_kinds(staged)
+        if accepted:
+            self.accept(accepted)
+        return not self.new_kinds(staged)
 
 
 class TangentsCheck(Verification):
@@ -168,7 +175,7 @@ def rounding_tolerance(weights: Iterable[Tensor]) -> float:
 
     Convolutions in float32 on a GPU are in TF32 by default, which has the digits of float16.
     """
-    uses_tf32 = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
+    uses_tf32 = any(allows_tf32())
     dtypes = {
         torch.float16 if w.is_cuda and uses_tf32 and w.dtype == torch.float32 else w.dtype
         for w in weights
