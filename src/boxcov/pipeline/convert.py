@@ -22,9 +22,9 @@ from boxcov.pipeline.paths import holds_output
 def run(options: ConvertCommand) -> dict[str, Any]:
     """Write the detections in another format; return the number of boxes and frames."""
     out, format = options.out, options.format
+    found = Detections.load(options.detections)
     if out.exists() and out.samefile(options.detections):
         raise BoxcovError(f"{out}: is the input file; give another name")
-    found = Detections.load(options.detections)
     count = found.meta.get("frames", int(found.frame.max()) + 1 if len(found) else 0)
     with reading(options.detections, "predictions of frames that can be loaded"):
         frames = _load_frames(options, found, count)
