@@ -190,6 +190,7 @@ def test_existing_pictures_need_force(images, tmp_path: Path) -> None:
         ("--source photos --data kitti:ROOT", "takes the place of --data and --split"),
         ("--source photos --show x.png", "give a folder, or a video that ends in .gif or .mp4"),
         ("--source photos --show no/x.gif", "there is no folder no"),
+        ("--source photos --show notes", "notes: is a file; give the name of a folder"),
         ("--source bad.gif", "bad.gif: not a GIF, MP4"),
         ("--source x.gif --workers 1", "a video is read in order: remove --workers"),
     ],
@@ -198,7 +199,8 @@ def test_wrong_sources_are_refused(images, words, message, tmp_path, monkeypatch
     word, source = images
     monkeypatch.chdir(tmp_path)
     Path("photos").symlink_to(source)
-    Path("bad.gif").write_text("nothing")
+    for name in ("bad.gif", "notes"):
+        Path(name).write_text("nothing")
     Image.fromarray(picture(0)).save("x.gif")
     done = boxcov(f"predict {words} --detector {word} {NMS} --out d.safetensors")
     assert done.code == 1
