@@ -17,6 +17,8 @@ from boxcov.detectors.yolox import YOLOX, Config
 from boxcov.pipeline import show as showing
 from boxcov.pipeline import stream as streaming
 from boxcov.pipeline.detectors import load_detector
+from boxcov.pipeline.options import EstimatorOptions, FileOptions, PredictCommand
+from boxcov.pipeline.predict import open_frames
 from helpers.centerpoint_cases import cloud, pillar_config
 from helpers.command_line import boxcov, small_network
 
@@ -214,6 +216,20 @@ def test_package_for_mp4_is_named_before_the_work(images, tmp_path, monkeypatch)
     done = boxcov(f"stream --source {source} --detector {word} {NMS} --show {tmp_path}/x.mp4")
     assert (done.code, done.out) == (1, "")
     assert "av is not installed: pip install av" in done.err
+
+
+def test_a_folder_with_a_number_sign_is_no_video(images, tmp_path: Path) -> None:
+    word, source = images
+    folder = tmp_path / "photos#1"
+    folder.symlink_to(source)
+    options = PredictCommand(
+        out=tmp_path / "d.safetensors",
+        detector=word,
+        files=FileOptions(source=str(folder), size=64),
+        estimator=EstimatorOptions("nms"),
+        workers=1,
+    )
+    assert len(open_frames(options, "cpu", load_detector(word))[0]) == 2
 
 
 def test_inputs_that_cannot_be_drawn_are_named(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from boxcov.input_file import hash_file, reading
 from boxcov.outlines import background_of
 from boxcov.pipeline.block_store import BLOCK, BlockStore
 from boxcov.pipeline.detectors import load_detector, match_source, warn_if_implausible
-from boxcov.pipeline.frame_files import FileFrames, Frame, FrameReader, look_at_first
+from boxcov.pipeline.frame_files import FileFrames, Frame, FrameReader, is_video, look_at_first
 from boxcov.pipeline.frames import (
     Progress,
     default_test_split,
@@ -120,7 +120,7 @@ def open_frames(
         where = Path(options.files.source)
         entries = FrameReader.of(detector, options.files).entries(where)
         frames: Any = FileFrames(list(look_at_first(detector, islice(entries, source.count))))
-        if options.workers and "#" in frames.names[0]:
+        if options.workers and is_video(where):
             raise BoxcovError(f"{where}: a video is read in order: remove --workers")
         names = [printable(name, one_line=True) for name in frames.names]
         return frames, {"files": printable(where, one_line=True), "names": names}
