@@ -218,6 +218,16 @@ def test_package_for_mp4_is_named_before_the_work(images, tmp_path, monkeypatch)
     assert "av is not installed: pip install av" in done.err
 
 
+def test_a_long_gif_is_refused_before_the_work(images, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(showing, "MAX_GIF", 1)
+    word, source = images
+    words = f"--source {source} --detector {word} {NMS} --show {tmp_path}/x.gif"
+    done = boxcov(f"predict {words} --out {tmp_path}/d.safetensors")
+    assert done.code == 1
+    assert "x.gif: a GIF holds at most 1 frames, and these are 2" in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_folder_with_a_number_sign_is_no_video(images, tmp_path: Path) -> None:
     word, source = images
     folder = tmp_path / "photos#1"

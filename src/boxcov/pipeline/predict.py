@@ -39,7 +39,7 @@ from boxcov.pipeline.options import DataOptions, EstimatorOptions, PredictComman
 from boxcov.pipeline.options.option import SHIPPED_POSTERIOR
 from boxcov.pipeline.output_format import check_format, write_detections
 from boxcov.pipeline.paths import holds_output
-from boxcov.pipeline.show import check_show, pictures
+from boxcov.pipeline.show import check_length, check_show, pictures
 from boxcov.plain_text import printable
 from boxcov.posterior import file as posterior_file
 from boxcov.posterior.posterior import Posterior
@@ -72,6 +72,7 @@ def run(
         store.refuse_leftovers(options.resume, world)
         detector = load_detector(options, device)
         frames, frames_meta = open_frames(options, device, detector)
+        check_length(options.show, len(frames))
         seed = options.source.seed
         model = build_predictor(detector, estimator_options, seed, with_logit=options.with_logit)
         _warn_of_calibration_frames(model, frames_meta)
