@@ -276,6 +276,16 @@ def test_small_is_the_posterior_in_the_package(made, tmp_path, monkeypatch) -> N
     assert Detections.load(out).meta["posterior"] == "small"
 
 
+def test_calibrate_has_the_default_that_its_help_states(posterior, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(posterior_file, "SHIPPED", posterior)
+    done = boxcov(f"calibrate --out {tmp_path}/c.safetensors {FRAMES}")
+    assert done.code == 0, done.err
+    assert done.out.startswith("posterior: small, the calibrated one of centerpoint:small")
+    words = "--detector yolox:n.pth --data coco:root"
+    done = boxcov(f"calibrate {words} --out {tmp_path}/x.safetensors")
+    assert "needs a posterior: run boxcov fit and pass its file as --posterior" in done.err
+
+
 def test_stream_without_a_posterior_gives_the_risk(made, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(posterior_file, "SHIPPED", made[0])
     ((inputs, _),) = load_frames(DataOptions("simulated:clear", "test", 1, 0, 2))

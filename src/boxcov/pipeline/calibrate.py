@@ -49,7 +49,8 @@ def run(options: CalibrateCommand, steps: Steps | None = None) -> dict[str, Any]
     warn_if_implausible(detector, frames)
     fit_frames = _fit_frames(len(frames), options)
     stress = _stress_frames(options, source, frames, detector)
-    model = build_predictor(detector, options.estimator, source.seed, calibrated=False)
+    given = options.estimator.for_detector(options.detector)
+    model = build_predictor(detector, given, source.seed, calibrated=False)
     posterior = model.posterior
     assert posterior is not None  # CalibrateCommand checks it
     started: Callable[[str, str], Progress | None] = steps or (lambda what, unit: None)

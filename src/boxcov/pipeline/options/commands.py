@@ -264,7 +264,8 @@ class CalibrateCommand(DetectorOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.estimator.posterior is None or self.estimator.method == "nms":
+        given = self.estimator.for_detector(self.detector)
+        if given.posterior is None or given.method == "nms":
             raise BoxcovError(
                 "the error model is stored in a posterior: give --posterior FILE "
                 "and a method that uses it"
