@@ -246,7 +246,7 @@ def test_user_errors_are_one_line(tmp_path, saved, frames) -> None:
     replace(found, meta={**found.meta, "source": {**SOURCE, "seed": 1}}).save(other)
     for words, message in (
         ([tmp_path / "absent"], "absent: no such file"),
-        ([saved[0], saved[0]], "the same file is given twice"),
+        ([saved[0], saved[0]], f"{saved[0]}: the same file is given twice: remove one"),
         ([saved[0], other], "predictions of other frames than"),
         (
             [saved[0], "--data", "simulated:rain"],

@@ -94,9 +94,10 @@ def _method_names(paths: Sequence[Path]) -> list[str]:
     stems = [path.stem for path in paths]
     if len(set(stems)) == len(stems):
         return stems
-    if len(set(map(str, paths))) < len(paths):
-        raise BoxcovError("the same file is given twice")
-    return [str(path) for path in paths]
+    names = [str(path) for path in paths]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise BoxcovError(f"{twice[0]}: the same file is given twice: remove one")
+    return names
 
 
 def _common_source(options: EvaluateCommand, files: Sequence[Detections]) -> DataOptions:

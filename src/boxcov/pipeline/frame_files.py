@@ -249,7 +249,10 @@ def paths_in_folder(
         if not watch:
             if not done:
                 kinds = f"{' or '.join(suffixes)} file".lstrip()
-                raise BoxcovError(f"{folder}: no {kinds} there")
+                raise BoxcovError(
+                    f"{folder}: no {kinds} there: give a folder that has some, or read others with "
+                    "--reader python:FILE.py:FUNCTION"
+                )
             return
         time.sleep(poll)
 
