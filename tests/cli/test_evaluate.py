@@ -226,7 +226,10 @@ def test_table_and_report_are_written(tmp_path, saved) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"source": {**SOURCE, "count": 3}}, "has 3 frames, but the predictions have 4"),
+        (
+            {"source": {**SOURCE, "count": 3}},
+            "d.safetensors: boxes of 4 frames, but simulated:clear has 3: give the --data",
+        ),
         ({"source": None}, "does not state which frames it was computed on"),
         ({"source": {**SOURCE, "data": "nuscenes:nowhere"}}, "nowhere: no such folder"),
     ],

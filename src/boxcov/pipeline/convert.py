@@ -43,7 +43,7 @@ def _load_frames(options: ConvertCommand, found: Detections, count: int) -> Any:
     frames = load_frames(source, "cpu", found.classes)
     if len(frames) != count:
         raise BoxcovError(
-            f"{options.detections}: has {count} frames, but {source.data} has {len(frames)}: "
-            "these are not the same frames"
+            f"{options.detections}: boxes of {count} frames, but {source.data} has {len(frames)}: "
+            "give the --data that they were predicted on"
         )
     return frames

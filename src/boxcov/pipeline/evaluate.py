@@ -82,8 +82,8 @@ def _load_files(options: EvaluateCommand) -> _Files:
     expected = found[0].meta.get("frames", max(at_least, len(frames)))
     if expected != len(frames):
         raise BoxcovError(
-            f"{source.data}: has {len(frames)} frames, but the predictions have {expected}: "
-            "these are not the same frames"
+            f"{options.predictions[0]}: boxes of {expected} frames, but {source.data} has "
+            f"{len(frames)}: give the --data that they were predicted on"
         )
     frames = load_in_background(frames, options.workers, "cpu", source.seed)
     return _Files(dict(zip(names, found)), source, frames)
