@@ -245,7 +245,7 @@ def test_predict_warns_of_calibration_frames(made, tmp_path) -> None:
     command = f"predict --posterior {made[0]} --count 1 --sweeps 2 --out {tmp_path}/d.safetensors"
     same = boxcov(f"{command} --split val")
     assert "the error model was fitted on the split val, too" in same.err
-    assert "'val[:100]' to calibrate and 'val[100:]' to predict" in same.err
+    assert "give another --split, or another --seed" in same.err  # which have no parts
     other = boxcov(f"{command} --split test --force")
     assert (other.code, "fitted on the split" in other.err) == (0, False)
 
@@ -274,6 +274,16 @@ def test_small_is_the_posterior_in_the_package(made, tmp_path, monkeypatch) -> N
     assert done.out.startswith("posterior: small, the calibrated one of centerpoint:small")
     assert "risk: median" in done.out
     assert Detections.load(out).meta["posterior"] == "small"
+
+
+def test_calibrate_has_the_default_that_its_help_states(posterior, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(posterior_file, "SHIPPED", posterior)
+    done = boxcov(f"calibrate --out {tmp_path}/c.safetensors {FRAMES}")
+    assert done.code == 0, done.err
+    assert done.out.startswith("posterior: small, the calibrated one of centerpoint:small")
+    words = "--detector yolox:n.pth --data coco:root"
+    done = boxcov(f"calibrate {words} --out {tmp_path}/x.safetensors")
+    assert "needs a posterior: run boxcov fit and pass its file as --posterior" in done.err
 
 
 def test_stream_without_a_posterior_gives_the_risk(made, tmp_path, monkeypatch) -> None:

@@ -152,6 +152,8 @@ def test_conversions_that_are_refused(stored: tuple[Path, Detections], tmp_path:
         "no such file"
         in boxcov(f"convert {tmp_path / 'none'} --format csv --out {tmp_path / 'x'}").err
     )
+    done = boxcov(f"convert {tmp_path / 'none'} --format csv --out {path} --force")  # which exists
+    assert "none: no such file" in done.err
     made_from(in_space(3), "simulated:clear", 1, ("car", "pedestrian", "traffic_cone")).save(path)
     assert boxcov(f"convert {path} --format nuscenes --out {tmp_path / 'x'}").code == 1
 

@@ -226,7 +226,10 @@ def test_table_and_report_are_written(tmp_path, saved) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"source": {**SOURCE, "count": 3}}, "has 3 frames, but the predictions have 4"),
+        (
+            {"source": {**SOURCE, "count": 3}},
+            "d.safetensors: boxes of 4 frames, but simulated:clear has 3: give the --data",
+        ),
         ({"source": None}, "does not state which frames it was computed on"),
         ({"source": {**SOURCE, "data": "nuscenes:nowhere"}}, "nowhere: no such folder"),
     ],
@@ -246,7 +249,7 @@ def test_user_errors_are_one_line(tmp_path, saved, frames) -> None:
     replace(found, meta={**found.meta, "source": {**SOURCE, "seed": 1}}).save(other)
     for words, message in (
         ([tmp_path / "absent"], "absent: no such file"),
-        ([saved[0], saved[0]], "the same file is given twice"),
+        ([saved[0], saved[0]], f"{saved[0]}: the same file is given twice: remove one"),
         ([saved[0], other], "predictions of other frames than"),
         (
             [saved[0], "--data", "simulated:rain"],

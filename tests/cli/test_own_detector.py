@@ -94,7 +94,8 @@ def test_predictions_made_in_python_are_evaluated(
     same = {row["method"]: row for row in json.loads(again.out)["rows"]}
     assert rows["own"]["AUROC IoU"] == same["exact"]["AUROC IoU"]
     done = boxcov(f"evaluate {folder}/own.safetensors --count 7 {data}")
-    assert "has 7 frames, but the predictions have 8" in done.err
+    assert "boxes of 8 frames, but " in done.err
+    assert "has 7: give the --data that they were predicted on" in done.err
 
 
 def test_a_file_of_results_runs_no_code(folder: Path, predicted: Path) -> None:

@@ -143,6 +143,7 @@ def test_labels_that_the_file_does_not_state_are_given(boxes: Path, tmp_path: Pa
         ("--method mcglm", "--predictions holds boxes already: remove --method"),
         ("--samples 4", "--predictions holds boxes already: remove --samples"),
         ("--data simulated:rain", "--predictions holds boxes already: remove --data"),
+        ("--by disagreement --seed 3 --sweeps 2", "boxes already: remove --seed, --sweeps"),
     ],
 )
 def test_options_that_boxes_do_not_need(
@@ -151,6 +152,12 @@ def test_options_that_boxes_do_not_need(
     done = boxcov(f"rank --predictions {boxes} --out {tmp_path / 'f.csv'} {words}")
     assert done.code == 1
     assert message in done.err
+
+
+def test_source_takes_the_place_of_data(tmp_path: Path) -> None:
+    done = boxcov(f"rank --source frames --data kitti:ROOT --out {tmp_path / 'f.csv'}")
+    assert done.code == 1
+    assert "--source takes the place of --data and --split: remove them" in done.err
 
 
 def test_labels_of_a_class_without_boxes(tmp_path: Path) -> None:

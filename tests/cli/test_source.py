@@ -17,6 +17,8 @@ from boxcov.detectors.yolox import YOLOX, Config
 from boxcov.pipeline import show as showing
 from boxcov.pipeline import stream as streaming
 from boxcov.pipeline.detectors import load_detector
+from boxcov.pipeline.options import EstimatorOptions, FileOptions, PredictCommand
+from boxcov.pipeline.predict import open_frames
 from helpers.centerpoint_cases import cloud, pillar_config
 from helpers.command_line import boxcov, small_network
 
@@ -190,6 +192,7 @@ def test_existing_pictures_need_force(images, tmp_path: Path) -> None:
         ("--source photos --data kitti:ROOT", "takes the place of --data and --split"),
         ("--source photos --show x.png", "give a folder, or a video that ends in .gif or .mp4"),
         ("--source photos --show no/x.gif", "there is no folder no"),
+        ("--source photos --show notes", "notes: is a file; give the name of a folder"),
         ("--source bad.gif", "bad.gif: not a GIF, MP4"),
         ("--source x.gif --workers 1", "a video is read in order: remove --workers"),
     ],
@@ -198,7 +201,8 @@ def test_wrong_sources_are_refused(images, words, message, tmp_path, monkeypatch
     word, source = images
     monkeypatch.chdir(tmp_path)
     Path("photos").symlink_to(source)
-    Path("bad.gif").write_text("nothing")
+    for name in ("bad.gif", "notes"):
+        Path(name).write_text("nothing")
     Image.fromarray(picture(0)).save("x.gif")
     done = boxcov(f"predict {words} --detector {word} {NMS} --out d.safetensors")
     assert done.code == 1
@@ -212,6 +216,30 @@ def test_package_for_mp4_is_named_before_the_work(images, tmp_path, monkeypatch)
     done = boxcov(f"stream --source {source} --detector {word} {NMS} --show {tmp_path}/x.mp4")
     assert (done.code, done.out) == (1, "")
     assert "av is not installed: pip install av" in done.err
+
+
+def test_a_long_gif_is_refused_before_the_work(images, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(showing, "MAX_GIF", 1)
+    word, source = images
+    words = f"--source {source} --detector {word} {NMS} --show {tmp_path}/x.gif"
+    done = boxcov(f"predict {words} --out {tmp_path}/d.safetensors")
+    assert done.code == 1
+    assert "x.gif: a GIF holds at most 1 frames, and these are 2" in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_with_a_number_sign_is_no_video(images, tmp_path: Path) -> None:
+    word, source = images
+    folder = tmp_path / "photos#1"
+    folder.symlink_to(source)
+    options = PredictCommand(
+        out=tmp_path / "d.safetensors",
+        detector=word,
+        files=FileOptions(source=str(folder), size=64),
+        estimator=EstimatorOptions("nms"),
+        workers=1,
+    )
+    assert len(open_frames(options, "cpu", load_detector(word))[0]) == 2
 
 
 def test_inputs_that_cannot_be_drawn_are_named(tmp_path: Path) -> None:

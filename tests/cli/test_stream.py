@@ -264,7 +264,7 @@ def test_empty_folder_is_an_error(made, tmp_path) -> None:
     word, posterior, _ = made
     done = boxcov(f"stream --source {tmp_path} --detector {word} --posterior {posterior}")
     assert done.code == 1
-    assert "no .bin file there" in done.err
+    assert f"{tmp_path}: no .bin file there: give a folder that has some" in done.err
 
 
 def started(made, *more: str) -> subprocess.Popen[str]:

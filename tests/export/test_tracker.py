@@ -55,6 +55,13 @@ def last(one: Tracker, frames: Sequence[Detections], step: float = 0.5) -> list[
     return tracks
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_boxes_on_a_gpu_are_tracked() -> None:
+    found = boxes((10.0, 0.0, 0.0, 0.0, 0.0))
+    on_cpu, on_gpu = (last(tracker(), [found.to(device)] * 2) for device in ("cpu", "cuda"))
+    np.testing.assert_allclose(on_gpu[0].mean, on_cpu[0].mean)
+
+
 def test_white_noise_gives_the_textbook_filter():
     one = tracker(persistence=1e-9, acceleration=2.0, turning=0.1)
     rng = np.random.default_rng(0)

@@ -54,3 +54,10 @@ def test_a_terminal_shows_one_line_and_removes_it() -> None:
     assert second.startswith("[#######.....] working: 12 of 20 frames")
     assert last == ""
     assert "\n" not in shown
+
+
+def test_rates_have_no_exponent() -> None:
+    line = printed([0.0, 1.0, 11.0], [0, 1500], 3000, io.StringIO())
+    assert line == "working: 1500 of 3000 frames, loss 0.5, 150 per second, 0:00:10 left\n"
+    line = printed([0.0, 1.0, 401.0], [0, 2], 3, io.StringIO())
+    assert line == "working: 2 of 3 frames, loss 0.5, 200 s each, 0:03:20 left\n"

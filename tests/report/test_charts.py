@@ -12,6 +12,7 @@ from boxcov.report.charts import (
     Line,
     LineChart,
     calibration_charts,
+    coverage_charts,
     student_coverage,
     threshold_charts,
 )
@@ -67,6 +68,13 @@ def test_coverage_charts_show_regions_and_ellipsoids() -> None:
     records = study.methods[1].records
     observed = coverage(gaussian_fit(records.errors, records.covariance), COVERAGES)
     np.testing.assert_array_equal(epistemic.lines[1].y, observed)
+
+
+def test_lines_of_two_calibrated_methods_look_different() -> None:
+    methods = [Method(name, calibrated_records(seed)) for seed, name in enumerate("ab")]
+    lines = coverage_charts(Study("two", methods=methods))[0].lines
+    assert [line.name for line in lines[1:3]] == ["a: Student-t", "b: regions"]
+    assert len({line.style for line in lines}) == 4
 
 
 def test_errors_of_a_student_t_are_on_the_diagonal() -> None:

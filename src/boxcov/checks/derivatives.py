@@ -55,7 +55,7 @@ def differentiable(subject: Subject) -> Finding:
     if wrong:
         return bad(
             f"the derivative of {join_names(wrong)} differs from a finite difference by "
-            f"{100 * float(off.max()):.2g} %",
+            f"{100 * float(off.max()):.3g} %",
             "is something detached, rounded or clamped on the way to that field?",
         )
     flat = [name for name, x in zip(detector.box_fields, difference.norm(dim=0).tolist()) if x == 0]
@@ -130,7 +130,7 @@ def through_weights(subject: Subject) -> Finding:
     if not off < 0.1:
         return bad(
             f"the boxes' derivative along a step in the weights differs from a finite "
-            f"difference by {100 * off:.2g} % (median)",
+            f"difference by {100 * off:.3g} % (median)",
             "does forward() detach something, or use weights in a custom autograd function?",
         )
     return good(

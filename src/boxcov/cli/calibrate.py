@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from boxcov.cli.command import Output
 from boxcov.pipeline.options import CalibrateCommand
+from boxcov.pipeline.options.common import SHIPPED_NOTE
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,7 +25,8 @@ def calibrate(options: CalibrateCommand) -> Output:
         report = run(options, steps)
     verdict = _verdict(report, options.source.more_frames)
     lines = f"{_regions(report)}\n{verdict}\nwritten to {report['out']}"
-    return Output(report, [_table(report), lines])
+    note = [SHIPPED_NOTE] if options.estimator.posterior is None else []
+    return Output(report, [*note, _table(report), lines])
 
 
 def _table(report: dict[str, Any]) -> Table:

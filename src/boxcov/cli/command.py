@@ -111,7 +111,7 @@ def build_command(function: Function, panel: str, examples: Sequence[str]) -> Pa
 
 def run(function: Function, kind: Any, as_json: bool = False, **values: Any) -> None:
     """Call ``function`` with options of this kind, and print its output."""
-    options = _value("options", kind, values)
+    options = _build_options(kind, values)
     try:
         output = function(options)
     except (KeyboardInterrupt, SystemExit) as stop:
@@ -200,9 +200,12 @@ def _parser(hint: Any) -> Callable[[Any], Any] | None:
     return parse
 
 
-def _value(name: str, hint: Any, values: Mapping[str, Any]) -> Any:
-    """Return the value of a parameter or field, for a dataclass from its flattened fields."""
-    if is_dataclass(hint):
-        hints = get_type_hints(hint)
-        return hint(**{name: _value(name, inner, values) for name, inner in hints.items()})  # type: ignore[operator]
-    return values[name]
+def _build_options(kind: Any, values: Mapping[str, Any]) -> Any:
+    """Return the options of this kind, a dataclass, from values by name; nested ones as well."""
+    hints = get_type_hints(kind)
+    return kind(
+        **{
+            name: _build_options(hint, values) if is_dataclass(hint) else values[name]
+            for name, hint in hints.items()
+        }
+    )

@@ -58,6 +58,6 @@ def _warn_of_few_frames(report: dict[str, Any]) -> str:
     if determined is None or determined >= _FEW_DETERMINED * weights:
         return ""
     return (
-        f"  the frames determine {determined:.2g} of {weights:,} weights: the prior may decide "
+        f"  the frames determine {determined:.3g} of {weights:,} weights: the prior may decide "
         "most of\n  the covariances; compare with those of more frames\n"
     )

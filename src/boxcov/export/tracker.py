@@ -281,7 +281,7 @@ class _Boxes:
     ) -> None:
         measured = measurements(found, MEASURED, residual=residual, pose=pose)
         moved = found if pose is None else transform_detections(found, pose)
-        self.z, self.R = measured.z.numpy(), settings.noise * measured.R.numpy()
+        self.z, self.R = measured.z.cpu().numpy(), settings.noise * measured.R.cpu().numpy()
         self.boxes, self.labels = moved.boxes.detach().cpu().numpy(), found.labels.cpu().numpy()
         p = found.scores if measured.no_object is None else 1 - measured.no_object
         flipped = 0.05 * np.ones(len(found))

@@ -28,7 +28,11 @@ from boxcov.evaluate.covariance_metrics import LEVELS, probability_metrics, regi
 from boxcov.evaluate.ground_truth import match_detections
 from boxcov.evaluate.records import Records
 from boxcov.pipeline.detectors import load_detector, match_source, warn_if_implausible
-from boxcov.pipeline.frames import default_calibration_split, frames_name, load_labelled_frames
+from boxcov.pipeline.frames import (
+    default_calibration_split,
+    describe_frames,
+    load_labelled_frames,
+)
 from boxcov.pipeline.options import CalibrateCommand, DataOptions
 from boxcov.pipeline.paths import holds_output
 from boxcov.pipeline.predict import build_predictor
@@ -52,7 +56,8 @@ def run(options: CalibrateCommand, steps: Steps | None = None) -> dict[str, Any]
     warn_if_implausible(detector, frames)
     fit_frames = _fit_frames(len(frames), options)
     stress = _stress_frames(options, source, frames, detector)
-    model = build_predictor(detector, options.estimator, source.seed, calibrated=False)
+    given = options.estimator.for_detector(options.detector)
+    model = build_predictor(detector, given, source.seed, calibrated=False)
     posterior = model.posterior
     assert posterior is not None  # CalibrateCommand checks it
     started: Callable[[str, str], Progress | None] = steps or (lambda what, unit: None)
@@ -92,8 +97,8 @@ def run(options: CalibrateCommand, steps: Steps | None = None) -> dict[str, Any]
         unusual, truth = predict_frames(model, stress, started("predicting stress", "frames"))
         records = match_detections(unusual, truth, threshold=-1.0)
         final = widen(final, found, unusual, records)
-    data = {"data": frames_name(source), "held_out": held_out}
-    final = replace(final, provenance={**final.provenance, **data})
+    data = describe_frames(source, frames)
+    final = replace(final, provenance={**final.provenance, **data, "held_out": held_out})
     posterior.with_error_model(final).save(options.out)
     about = {"estimator": final.estimator, "threshold": final.threshold}
     return {"out": str(options.out), **about, **final.provenance}

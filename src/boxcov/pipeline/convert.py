@@ -22,9 +22,9 @@ from boxcov.pipeline.paths import holds_output
 def run(options: ConvertCommand) -> dict[str, Any]:
     """Write the detections in another format; return the number of boxes and frames."""
     out, format = options.out, options.format
+    found = Detections.load(options.detections)
     if out.exists() and out.samefile(options.detections):
         raise BoxcovError(f"{out}: is the input file; give another name")
-    found = Detections.load(options.detections)
     count = found.meta.get("frames", int(found.frame.max()) + 1 if len(found) else 0)
     with reading(options.detections, "predictions of frames that can be loaded"):
         frames = _load_frames(options, found, count)
@@ -43,7 +43,7 @@ def _load_frames(options: ConvertCommand, found: Detections, count: int) -> Any:
     frames = load_frames(source, "cpu", found.classes)
     if len(frames) != count:
         raise BoxcovError(
-            f"{options.detections}: has {count} frames, but {source.data} has {len(frames)}: "
-            "these are not the same frames"
+            f"{options.detections}: boxes of {count} frames, but {source.data} has {len(frames)}: "
+            "give the --data that they were predicted on"
         )
     return frames

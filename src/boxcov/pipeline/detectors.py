@@ -40,7 +40,10 @@ def load_detector(which: str | DetectorOptions, device: str = "cpu") -> Detector
         "python": _build_detector,
     }
     if kind != "centerpoint" and (options.config is not None or options.legacy is not None):
-        raise BoxcovError(f"--config and --legacy are for checkpoints of CenterPoint, not {kind}")
+        raise BoxcovError(
+            f"--config and --legacy are for checkpoints of CenterPoint, not {options.detector}: "
+            "remove them"
+        )
     return move_to_device(loaders[kind](name), device)
 
 

@@ -82,8 +82,8 @@ def _load_files(options: EvaluateCommand) -> _Files:
     expected = found[0].meta.get("frames", max(at_least, len(frames)))
     if expected != len(frames):
         raise BoxcovError(
-            f"{source.data}: has {len(frames)} frames, but the predictions have {expected}: "
-            "these are not the same frames"
+            f"{options.predictions[0]}: boxes of {expected} frames, but {source.data} has "
+            f"{len(frames)}: give the --data that they were predicted on"
         )
     frames = load_in_background(frames, options.workers, "cpu", source.seed)
     return _Files(dict(zip(names, found)), source, frames)
@@ -94,9 +94,10 @@ def _method_names(paths: Sequence[Path]) -> list[str]:
     stems = [path.stem for path in paths]
     if len(set(stems)) == len(stems):
         return stems
-    if len(set(map(str, paths))) < len(paths):
-        raise BoxcovError("the same file is given twice")
-    return [str(path) for path in paths]
+    names = [str(path) for path in paths]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise BoxcovError(f"{twice[0]}: the same file is given twice: remove one")
+    return names
 
 
 def _common_source(options: EvaluateCommand, files: Sequence[Detections]) -> DataOptions:

@@ -150,7 +150,7 @@ class FrameReader:
 
     def entries(self, source: Path, watch: bool = False) -> Iterator[Entry]:
         """Yield the frames of a folder, of a video, or the one of a file."""
-        if source.suffix.lower() in VIDEO_SUFFIXES and not source.is_dir():
+        if is_video(source):
             if not self._reads_images:
                 raise BoxcovError(f"{source}: is a video; this detector reads no images")
             yield from self._video_entries(source)
@@ -168,6 +168,11 @@ class FrameReader:
 
         for number in range(len(video)):
             yield Entry(f"{source}#{number}", partial(frame, number))
+
+
+def is_video(source: Path) -> bool:
+    """Return whether a source is a video, by the end of its name."""
+    return source.suffix.lower() in VIDEO_SUFFIXES and not source.is_dir()
 
 
 def look_at_first(detector: Detector, entries: Iterable[Entry]) -> Iterator[Entry]:
@@ -244,7 +249,10 @@ def paths_in_folder(
         if not watch:
             if not done:
                 kinds = f"{' or '.join(suffixes)} file".lstrip()
-                raise BoxcovError(f"{folder}: no {kinds} there")
+                raise BoxcovError(
+                    f"{folder}: no {kinds} there: give a folder that has some, or read others with "
+                    "--reader python:FILE.py:FUNCTION"
+                )
             return
         time.sleep(poll)
 

@@ -55,7 +55,7 @@ def check_output(out: Path, may_replace: bool, folder: bool = False) -> None:
     may_replace: whether there may be a file, or a folder with files, of that name.
     """
     if folder and out.is_file():
-        raise BoxcovError(f"{out}: is a file; the format kitti writes a folder")
+        raise BoxcovError(f"{out}: is a file; give the name of a folder")
     if not out.name or (out.is_dir() and not folder):
         raise BoxcovError(f"{out}: is a folder; give the name of a file")
     if not out.absolute().parent.is_dir():

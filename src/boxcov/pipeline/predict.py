@@ -26,20 +26,21 @@ from boxcov.input_file import hash_file, reading
 from boxcov.outlines import background_of
 from boxcov.pipeline.block_store import BLOCK, BlockStore
 from boxcov.pipeline.detectors import load_detector, match_source, warn_if_implausible
-from boxcov.pipeline.frame_files import FileFrames, Frame, FrameReader, look_at_first
+from boxcov.pipeline.frame_files import FileFrames, Frame, FrameReader, is_video, look_at_first
 from boxcov.pipeline.frames import (
     Progress,
     default_test_split,
-    frames_name,
+    describe_frames,
     load_frames,
     load_in_background,
+    share_frames,
     silent,
 )
 from boxcov.pipeline.options import DataOptions, EstimatorOptions, PredictCommand, RankCommand
 from boxcov.pipeline.options.option import SHIPPED_POSTERIOR
 from boxcov.pipeline.output_format import check_format, write_detections
 from boxcov.pipeline.paths import holds_output
-from boxcov.pipeline.show import check_show, pictures
+from boxcov.pipeline.show import check_length, check_show, pictures
 from boxcov.plain_text import printable
 from boxcov.posterior import file as posterior_file
 from boxcov.posterior.posterior import Posterior
@@ -72,9 +73,10 @@ def run(
         store.refuse_leftovers(options.resume, world)
         detector = load_detector(options, device)
         frames, frames_meta = open_frames(options, device, detector)
+        check_length(options.show, len(frames))
         seed = options.source.seed
         model = build_predictor(detector, estimator_options, seed, with_logit=options.with_logit)
-        _warn_of_calibration_frames(model, frames_meta)
+        _warn_of_calibration_frames(model, frames, frames_meta)
         is_calibrated = model.error_model is not None
         fields = tuple(detector.box_fields)
         check_format(options.format, frames, fields, is_calibrated, options.message)
@@ -120,7 +122,7 @@ def open_frames(
         where = Path(options.files.source)
         entries = FrameReader.of(detector, options.files).entries(where)
         frames: Any = FileFrames(list(look_at_first(detector, islice(entries, source.count))))
-        if options.workers and "#" in frames.names[0]:
+        if options.workers and is_video(where):
             raise BoxcovError(f"{where}: a video is read in order: remove --workers")
         names = [printable(name, one_line=True) for name in frames.names]
         return frames, {"files": printable(where, one_line=True), "names": names}
@@ -131,17 +133,19 @@ def open_frames(
     return frames, {"source": asdict(source)}
 
 
-def _warn_of_calibration_frames(model: Predictor, about: Mapping[str, Any]) -> None:
-    """Warn if the error model was fitted on the frames that are predicted."""
+def _warn_of_calibration_frames(model: Predictor, frames: Any, about: Mapping[str, Any]) -> None:
+    """Warn if the error model was fitted on some of the frames that are predicted."""
     if model.error_model is None or "source" not in about:
         return
     source = DataOptions(**about["source"])
-    if model.error_model.provenance.get("data") == frames_name(source):
+    if share_frames(model.error_model.provenance, describe_frames(source, frames)):
+        name = str(source.split).partition("[")[0]
+        others = f"other parts of it, '{name}[:100]' to calibrate and '{name}[100:]' to predict"
+        others = "another --seed" if source.data.startswith("simulated") else others
         warn(
-            f"{source.data}: the error model was fitted on the split {source.split}, too, so its "
-            "risk and regions look better on these frames than they are: give another --split, or "
-            f"parts of it, '{source.split}[:100]' to calibrate and '{source.split}[100:]' to "
-            "predict",
+            f"{source.data}: the error model was fitted on the split {name}, too, on some of these "
+            "frames, so its risk and regions look better on them than they are: give another "
+            f"--split, or {others}",
             BoxcovWarning,
             stacklevel=2,
         )

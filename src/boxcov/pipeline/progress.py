@@ -87,7 +87,8 @@ def _bar(done: int, total: int | None) -> str:
 def _format_rate(rate: float | None) -> str:
     if rate is None:
         return ""
-    return f"{rate:.2g} per second" if rate >= 1 else f"{1 / rate:.2g} s each"
+    number, words = (rate, "per second") if rate >= 1 else (1 / rate, "s each")
+    return f"{number:.2g} {words}" if number < 99.5 else f"{number:.0f} {words}"  # not 1.5e+02
 
 
 class Steps(AbstractContextManager["Steps"]):

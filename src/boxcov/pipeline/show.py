@@ -32,6 +32,15 @@ def check_show(out: Path | None, force: bool) -> None:
     check_output(out, force, folder=not suffix)
 
 
+def check_length(out: Path | None, frames: int) -> None:
+    """Raise if there are more frames than a video of this kind holds, before the work."""
+    if out is not None and out.suffix.lower() == ".gif" and frames > MAX_GIF:
+        raise BoxcovError(
+            f"{out}: a GIF holds at most {MAX_GIF} frames, and these are {frames}: give an .mp4 "
+            "file, or fewer frames with --count"
+        )
+
+
 @contextmanager
 def pictures(out: Path | None) -> Iterator[Add]:
     """Yield a function that draws one frame: name, image or points, detections of the frame."""

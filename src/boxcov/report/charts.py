@@ -132,7 +132,8 @@ def coverage_charts(study: Study) -> list[LineChart]:
             errors = rows.as_axes().errors
             shares = [region_coverage(errors, rows.regions[:, k]) for k in range(len(LEVELS))]
             line = Line(f"{method.name}: regions", np.array(LEVELS), np.array(shares), i, True)
-            calibrated += [line, Line(f"{method.name}: Student-t", *student_coverage(rows), i + 1)]
+            other = i + len(study.methods)  # the style of no method
+            calibrated += [line, Line(f"{method.name}: Student-t", *student_coverage(rows), other)]
         if rows.covariance is not None:
             fit = gaussian_fit(rows.errors_under(rows.covariance), rows.covariance)
             observed = coverage(fit, COVERAGES)

@@ -23,6 +23,8 @@ def format_value(value: Any, digits: int = 3) -> str:
 
     >>> [format_value(v) for v in (0.12345, float("nan"), 12, None, 123456.0, 2.5e-5, "text", 1.0)]
     ['0.123', '–', '12', '–', '123,456', '2.5e-05', 'text', '1']
+    >>> format_value(999.9)
+    '1,000'
     """
     if value is None:
         return "–"
@@ -34,7 +36,7 @@ def format_value(value: Any, digits: int = 3) -> str:
         if not np.isfinite(value):
             return "–" if np.isnan(value) else str(value)
         size = abs(float(value))
-        is_long = 10.0**digits <= size < 1e15
+        is_long = 10.0**digits - 0.5 <= size < 1e15  # also if it has more digits rounded
         return f"{value:,.0f}" if is_long else f"{value:.{digits}g}"
     return str(value)
 

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from boxcov.detector import Detector, Selection
 from boxcov.errors import BoxcovError
-from boxcov.export.onnx.model import missing_operators
+from boxcov.export.onnx.torch_onnx import missing_operators
 from boxcov.export.onnx.trace import trace
 from boxcov.export.onnx.value_reads import find_value_reads
 from boxcov.posterior.posterior import Posterior

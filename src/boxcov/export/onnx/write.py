@@ -18,7 +18,7 @@ from boxcov.detector import Detector
 from boxcov.error_model.model import ErrorModel
 from boxcov.errors import BoxcovError, check_whole, import_package, join_names
 from boxcov.export.onnx.graph import FrameGraph, build_graph
-from boxcov.export.onnx.model import build_model
+from boxcov.export.onnx.torch_onnx import build_model
 from boxcov.files import atomic_write, to_json
 from boxcov.input_file import parse_metadata, read_bytes, reading
 from boxcov.posterior.posterior import Posterior

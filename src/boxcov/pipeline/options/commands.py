@@ -126,10 +126,14 @@ class PredictCommand(DetectorOptions):
         super().__post_init__()
         if self.with_logit and self.estimator.method == "nms":
             raise BoxcovError("the method nms has no option --with-logit: remove it")
-        if self.files.source is None:
-            return
-        if self.source.split is not None or self.source.data != DataOptions().data:
-            raise BoxcovError("--source takes the place of --data and --split: remove them")
+        _refuse_two_sources(self.files, self.source)
+
+
+def _refuse_two_sources(files: FileOptions, source: DataOptions) -> None:
+    """Raise if both files and a data set are given."""
+    is_data = source.split is not None or source.data != DataOptions().data
+    if files.source is not None and is_data:
+        raise BoxcovError("--source takes the place of --data and --split: remove them")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +181,7 @@ class RankCommand(DetectorOptions):
             )
         if self.predictions is not None:
             self._refuse_unused()
+        _refuse_two_sources(self.files, self.source)
         if self.boxes is not None and self.boxes == self.out:
             raise BoxcovError(f"--boxes and --out are both {self.out}: give two names")
 
@@ -184,13 +189,13 @@ class RankCommand(DetectorOptions):
         """Raise if there are options that boxes of a file do not need."""
         pairs: list[tuple[Options, Options]]
         pairs = [(self.files, FileOptions()), (self.estimator, EstimatorOptions())]
-        if self.by != "disagreement":  # which needs labels
-            pairs.append((self.source, DataOptions()))
+        pairs.append((self.source, DataOptions()))
+        labels = ("data", "split", "count") if self.by == "disagreement" else ()
         unused = [
             f"--{name}"
             for given, usual in pairs
             for name, value in vars(given).items()
-            if value != getattr(usual, name)
+            if value != getattr(usual, name) and name not in labels
         ]
         if unused:
             raise BoxcovError(f"--predictions holds boxes already: remove {', '.join(unused)}")
@@ -266,7 +271,8 @@ class CalibrateCommand(DetectorOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.estimator.posterior is None or self.estimator.method == "nms":
+        given = self.estimator.for_detector(self.detector)
+        if given.posterior is None or given.method == "nms":
             raise BoxcovError(
                 "the error model is stored in a posterior: give --posterior FILE "
                 "and a method that uses it"

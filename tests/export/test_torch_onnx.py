@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from boxcov import BoxcovError
-from boxcov.export.onnx.model import build_model, missing_operators
+from boxcov.export.onnx.torch_onnx import build_model, missing_operators
 from boxcov.export.onnx.trace import trace
 from boxcov.export.onnx.value_reads import find_value_reads
 
@@ -139,7 +139,7 @@ def test_equal_constants_are_stored_once() -> None:
 
 
 def test_more_constants_than_a_file_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("boxcov.export.onnx.model.LARGEST", 500)
+    monkeypatch.setattr("boxcov.export.onnx.torch_onnx.LARGEST", 500)
     assert model_of(lambda x: (x + W.flatten()[:5],))
     with pytest.raises(BoxcovError, match="GiB of constants"):
         model_of(lambda x: (x[0, 0, 0, 0] + W,))
@@ -203,4 +203,4 @@ def test_lines_that_read_values_are_all_found() -> None:
         "x.numpy().shape[0],",
         "if x.sum() > 0:",
     ]
-    assert lines[0].startswith("test_onnx_model.py:")
+    assert lines[0].startswith("test_torch_onnx.py:")
