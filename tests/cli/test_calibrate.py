@@ -245,7 +245,7 @@ def test_predict_warns_of_calibration_frames(made, tmp_path) -> None:
     command = f"predict --posterior {made[0]} --count 1 --sweeps 2 --out {tmp_path}/d.safetensors"
     same = boxcov(f"{command} --split val")
     assert "the error model was fitted on the split val, too" in same.err
-    assert "give another --split, or another --seed" in same.err  # which have no parts
+    assert "'val[:100]' to calibrate and 'val[100:]' to predict" in same.err
     other = boxcov(f"{command} --split test --force")
     assert (other.code, "fitted on the split" in other.err) == (0, False)
 

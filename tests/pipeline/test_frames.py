@@ -1,24 +1,17 @@
 from __future__ import annotations
 
 import json
-import warnings
-from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from boxcov import BoxcovError
 from boxcov.data import nuscenes
-from boxcov.pipeline import predict
 from boxcov.pipeline.frames import (
     default_calibration_split,
     default_test_split,
-    describe_frames,
     load_frames,
     load_labelled_frames,
-    share_frames,
     source_of_detections,
     split_image_size,
 )
@@ -83,37 +76,3 @@ def test_boxes_are_compared_with_images_of_their_size() -> None:
 def test_the_image_size_is_what_follows_the_last_at() -> None:
     assert split_image_size("data/coco") == ("data/coco", "")
     assert split_image_size("data@home/coco@640") == ("data@home/coco", "640")
-
-
-@pytest.mark.parametrize(
-    ("calibrated", "predicted", "warns"),
-    [
-        ("val", "val[3:]", True),
-        ("val[:4]", "val[3:]", True),
-        ("val[:3]", "val[3:]", False),
-        ("val[-3:]", "val[:3]", False),
-        ("val", "test", False),
-    ],
-)
-def test_parts_of_a_split_that_overlap_are_warned_about(
-    tmp_path: Path, calibrated: str, predicted: str, warns: bool
-) -> None:
-    (tmp_path / "mine.py").write_text("def frames(split):\n    return [(None, [])] * 6\n")
-    data = f"python:{tmp_path}/mine.py:frames"
-
-    def opened(split: str, seed: int) -> tuple[DataOptions, Any]:
-        source = DataOptions(data, split, seed=seed)
-        return source, load_frames(source, "cpu", ("car",))
-
-    known = describe_frames(*opened(calibrated, seed=0))
-    source, frames = opened(predicted, seed=1)  # draws no other frames
-    model = SimpleNamespace(error_model=SimpleNamespace(provenance=known))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        predict._warn_of_calibration_frames(model, frames, {"source": asdict(source)})
-    assert bool(caught) == warns
-
-
-def test_damaged_spans_stand_for_the_whole_split() -> None:
-    assert share_frames({"data": "a", "span": ["x", None]}, {"data": "a", "span": [3, 5]})
-    assert not share_frames({"data": "a"}, {"data": "b"})

@@ -28,11 +28,7 @@ from boxcov.evaluate.covariance_metrics import LEVELS, probability_metrics, regi
 from boxcov.evaluate.ground_truth import match_detections
 from boxcov.evaluate.records import Records
 from boxcov.pipeline.detectors import load_detector, match_source, warn_if_implausible
-from boxcov.pipeline.frames import (
-    default_calibration_split,
-    describe_frames,
-    load_labelled_frames,
-)
+from boxcov.pipeline.frames import default_calibration_split, frames_name, load_labelled_frames
 from boxcov.pipeline.options import CalibrateCommand, DataOptions
 from boxcov.pipeline.paths import holds_output
 from boxcov.pipeline.predict import build_predictor
@@ -97,8 +93,8 @@ def run(options: CalibrateCommand, steps: Steps | None = None) -> dict[str, Any]
         unusual, truth = predict_frames(model, stress, started("predicting stress", "frames"))
         records = match_detections(unusual, truth, threshold=-1.0)
         final = widen(final, found, unusual, records)
-    data = describe_frames(source, frames)
-    final = replace(final, provenance={**final.provenance, **data, "held_out": held_out})
+    data = {"data": frames_name(source), "held_out": held_out}
+    final = replace(final, provenance={**final.provenance, **data})
     posterior.with_error_model(final).save(options.out)
     about = {"estimator": final.estimator, "threshold": final.threshold}
     return {"out": str(options.out), **about, **final.provenance}

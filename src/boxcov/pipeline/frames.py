@@ -214,22 +214,9 @@ def default_test_split(data: str) -> str:
     )
 
 
-def describe_frames(source: DataOptions, frames: Any) -> dict[str, Any]:
-    """Return which frames these are, as error models remember theirs: split, first and last."""
-    seed = f" seed {source.seed}" if source.data.startswith("simulated") else ""
-    name = f"{source.data} {_parse_split(source.split)[0]}{seed}"
-    return {"data": name, "span": [frames.indices[0], frames.indices[-1]]}
-
-
-def share_frames(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return whether two descriptions of ``describe_frames`` have a frame in common.
-
-    A description without a sound span, which a file may hold, is that of the whole split.
-    """
-    spans = [about.get("span") for about in (one, other)]
-    known = [s for s in spans if isinstance(s, list) and [type(n) for n in s] == [int, int]]
-    first, last = zip(*known) if known else ((0,), (0,))
-    return one.get("data") == other.get("data") and max(first) <= min(last)
+def frames_name(source: DataOptions) -> str:
+    """Return data, split and seed in words, as error models remember their frames."""
+    return f"{source.data} {source.split} seed {source.seed}"
 
 
 def default_calibration_split(data: str) -> str:

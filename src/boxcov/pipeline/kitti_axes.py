@@ -35,11 +35,6 @@ class KittiAsNuScenes(Sequence[Any]):
     def has_labels(self) -> bool:
         return self.frames.has_labels
 
-    @property
-    def indices(self) -> range:
-        """The numbers of the frames in their split."""
-        return self.frames.indices
-
     def __len__(self) -> int:
         return len(self.frames)
 

@@ -30,10 +30,9 @@ from boxcov.pipeline.frame_files import FileFrames, Frame, FrameReader, is_video
 from boxcov.pipeline.frames import (
     Progress,
     default_test_split,
-    describe_frames,
+    frames_name,
     load_frames,
     load_in_background,
-    share_frames,
     silent,
 )
 from boxcov.pipeline.options import DataOptions, EstimatorOptions, PredictCommand, RankCommand
@@ -76,7 +75,7 @@ def run(
         check_length(options.show, len(frames))
         seed = options.source.seed
         model = build_predictor(detector, estimator_options, seed, with_logit=options.with_logit)
-        _warn_of_calibration_frames(model, frames, frames_meta)
+        _warn_of_calibration_frames(model, frames_meta)
         is_calibrated = model.error_model is not None
         fields = tuple(detector.box_fields)
         check_format(options.format, frames, fields, is_calibrated, options.message)
@@ -133,19 +132,17 @@ def open_frames(
     return frames, {"source": asdict(source)}
 
 
-def _warn_of_calibration_frames(model: Predictor, frames: Any, about: Mapping[str, Any]) -> None:
-    """Warn if the error model was fitted on some of the frames that are predicted."""
+def _warn_of_calibration_frames(model: Predictor, about: Mapping[str, Any]) -> None:
+    """Warn if the error model was fitted on the frames that are predicted."""
     if model.error_model is None or "source" not in about:
         return
     source = DataOptions(**about["source"])
-    if share_frames(model.error_model.provenance, describe_frames(source, frames)):
-        name = str(source.split).partition("[")[0]
-        others = f"other parts of it, '{name}[:100]' to calibrate and '{name}[100:]' to predict"
-        others = "another --seed" if source.data.startswith("simulated") else others
+    if model.error_model.provenance.get("data") == frames_name(source):
         warn(
-            f"{source.data}: the error model was fitted on the split {name}, too, on some of these "
-            "frames, so its risk and regions look better on them than they are: give another "
-            f"--split, or {others}",
+            f"{source.data}: the error model was fitted on the split {source.split}, too, so its "
+            "risk and regions look better on these frames than they are: give another --split, or "
+            f"parts of it, '{source.split}[:100]' to calibrate and '{source.split}[100:]' to "
+            "predict",
             BoxcovWarning,
             stacklevel=2,
         )
