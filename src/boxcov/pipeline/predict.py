@@ -95,8 +95,11 @@ def run(
 
 def _meta(model: Predictor, about: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a file says about its boxes, as when it is read: tuples become lists."""
+    settings = model.settings()
+    if model.error_model is not None:
+        settings["error_model"] = model.error_model.summary()
     versions = {"device": model.device.type, "boxcov": __version__, "torch": torch.__version__}
-    return json.loads(to_json({**model.settings(), **about, **versions}))
+    return json.loads(to_json({**settings, **about, **versions}))
 
 
 def _summary(found: Detections) -> dict[str, Any]:
