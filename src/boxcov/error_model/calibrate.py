@@ -63,6 +63,11 @@ def calibrate(
     ``model`` itself is unchanged. The posterior of the result holds the error model:
     ``calibrated = boxcov.calibrate(model, frames)``, then ``calibrated.posterior.save(path)``.
     """
+    if not isinstance(model, Predictor):
+        raise BoxcovError(
+            f"calibrate takes a method such as ExactGLM(detector, posterior), got a "
+            f"{type(model).__name__}"
+        )
     if model.posterior is None:
         raise BoxcovError(
             f"{model.method} has no posterior to store the error model with: calibrate ExactGLM, "
