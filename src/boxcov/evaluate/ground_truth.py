@@ -151,9 +151,10 @@ def match_detections(
         )
     count = len(detections.classes)
     if not bool(((truth.labels >= 0) & (truth.labels < count)).all()):
+        advice = "do they begin at 1?" if truth.labels.min() > 0 else "leave out other objects"
         raise BoxcovError(
             f"the labels of the objects are {truth.labels.min():g} to {truth.labels.max():g}, "
-            f"expected indices into the {count} classes, 0 to {count - 1}: do they begin at 1?"
+            f"expected indices into the {count} classes, 0 to {count - 1}: {advice}"
         )
     if "uncertainty" not in arrays:
         raise BoxcovError("these detections have no covariance: write them with boxcov predict")
