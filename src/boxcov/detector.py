@@ -257,6 +257,21 @@ class Detector(nn.Module, ABC):
         )
 
 
+def check_type(value: Any) -> None:
+    """Raise unless ``value`` is a ``Detector``.
+
+    >>> check_type(nn.Linear(1, 1))
+    Traceback (most recent call last):
+    ...
+    boxcov.errors.BoxcovError: expected a boxcov.Detector, got a Linear: boxcov.wrap makes one ...
+    """
+    if not isinstance(value, Detector):
+        raise BoxcovError(
+            f"expected a boxcov.Detector, got a {type(value).__name__}: boxcov.wrap makes one of a "
+            "model, see docs/guide/your-detector.md"
+        )
+
+
 # the configuration: a grid or an image size cannot be seen in the weights, so files name it
 
 

@@ -308,6 +308,14 @@ def test_text_and_json(sound: Report, frame: Any) -> None:
     assert "-> do not write to buffers" in failed
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rounding_of_half_precision_is_no_finding(frame: Any, dtype: torch.dtype) -> None:
+    detector = TinyCenter(threshold=0.05, most=3, width=4).eval().to(dtype)
+    found = check(detector, (frame[0].to(dtype), None))["weights to boxes"]
+    assert found.passed is None, found.seen
+    assert "check it in float32" in found.seen
+
+
 def test_without_targets_the_loss_is_not_checked(frame: Any) -> None:
     report = check(Base(), (frame[0], None))
     assert report.ok

@@ -57,6 +57,8 @@ def test_missing_posterior_is_an_error_before_the_work(tmp_path) -> None:
     done = boxcov(f"export --posterior p.safetensors --out {tmp_path / 'x.onnx'}")
     assert done.code == 1
     assert "p.safetensors: no such file: write a posterior with boxcov fit" in done.err
+    done = boxcov(f"export --posterior {tmp_path} --out {tmp_path / 'x.onnx'}")
+    assert f"{tmp_path}: is a folder: write a posterior with boxcov fit" in done.err
 
 
 def test_an_error_model_that_does_not_fit_comes_first(tmp_path) -> None:

@@ -117,6 +117,7 @@ def test_printed_summary(tmp_path) -> None:
         (["--split", "night"], "no split 'night' of simulated frames: there are train, test, val"),
         (["--split", "train[:3]"], "simulated splits have no ranges"),
         (["--depth", "hed"], "depth 'hed' is not a part of this detector"),
+        (["--depth", "head.shared,"], "--depth 'head.shared,' has an empty name"),
         (["--fraction", "0"], "fraction must be above 0"),
         (["--device", "abacus"], "no device 'abacus' on this machine"),
         (["--out", "absent/p.safetensors"], "absent/p.safetensors: there is no folder absent"),

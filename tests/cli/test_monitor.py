@@ -71,6 +71,20 @@ def test_a_file_of_boxes_counts_empty_frames(usual: Path, tmp_path: Path) -> Non
     assert [one["alarm"] for one in lines(done.out)] == [False, True]
 
 
+def test_boxes_of_another_posterior_are_refused(tmp_path: Path) -> None:
+    rows = torch.zeros(20, dtype=torch.long)
+    for name, posterior in (("usual", "1a"), ("same", "1a"), ("other", "2b")):
+        meta = {"method": "exact", "samples": None, "posterior_sha256": posterior}
+        boxes = (torch.zeros(20, 2), torch.ones(20) / 2, rows, torch.arange(20), FIELDS, ("car",))
+        Detections(*boxes, meta=meta).save(tmp_path / f"{name}.safetensors")
+    usual = f"--usual {tmp_path / 'usual.safetensors'}"
+    assert boxcov(f"monitor {tmp_path / 'same.safetensors'} {usual}").code == 0
+    done = boxcov(f"monitor {tmp_path / 'other.safetensors'} {usual}")
+    assert (done.code, done.out) == (1, "")
+    assert "posterior_sha256 is 2b, that of the usual frames in" in done.err
+    assert "is 1a: predict both with the same detector, posterior and method" in done.err
+
+
 def test_an_unreadable_frame_is_an_alarm(usual: Path, tmp_path: Path) -> None:
     error = json.dumps({"frame": "9.bin", "error": "no such file"})
     (tmp_path / "new.jsonl").write_text(f"{error}\n{text([24])}")

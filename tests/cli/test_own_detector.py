@@ -65,6 +65,14 @@ def test_check_passes(words: str) -> None:
     assert report["signals"]["passed"] is True
 
 
+def test_depth_takes_the_name_of_one_module(folder: Path, words: str) -> None:
+    fit = f"fit {words} --count 2 --json --force --out {folder}/depth.safetensors"
+    for name in ("sides", "model.sides"):
+        done = boxcov(f"{fit} --depth {name}")
+        assert done.code == 0, done.err
+        assert json.loads(done.out)["layers"] == 1
+
+
 def test_predictions_are_calibrated(folder: Path, words: str, predicted: Path) -> None:
     found = Detections.load(predicted)
     assert found.risk.shape == found.scores.shape

@@ -16,6 +16,7 @@ from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frames import load_frames
 from boxcov.pipeline.kitti_axes import KittiAsNuScenes, detections_to_kitti, frame_to_nuscenes
 from boxcov.pipeline.options import DataOptions, EstimatorOptions, PredictCommand
+from boxcov.pipeline.options.option import SHIPPED_POSTERIOR
 from helpers.command_line import boxcov, small_network
 from helpers.data_roots import kitti_root, nuscenes_root
 
@@ -113,20 +114,27 @@ def test_mc_dropout_needs_no_posterior(tmp_path, made) -> None:
 # interrupted and resumed
 
 
-@pytest.mark.parametrize("method", ["exact", "mci"])
+@pytest.mark.parametrize("method", ["exact", "mci", "calibrated"])
 def test_interrupted_run_resumes_to_the_same_bytes(tmp_path, made, monkeypatch, method) -> None:
     """mci with dropout draws samples per frame: earlier draws must not matter."""
     monkeypatch.setattr(prediction, "seconds", lambda device: 0.0)  # only the times would differ
     word, posterior = made
+    estimators = {
+        "exact": EstimatorOptions("exact", posterior),
+        "mci": EstimatorOptions("mci"),
+        "calibrated": EstimatorOptions(None, SHIPPED_POSTERIOR),
+    }
     out = tmp_path / "cut.safetensors"
     options = PredictCommand(
         out=out,
-        detector=word,
+        detector="centerpoint:small" if method == "calibrated" else word,
         source=DataOptions("simulated:rain", "val", 7, 0, 1),
-        estimator=EstimatorOptions(method, posterior if method == "exact" else None),
+        estimator=estimators[method],
     )
     whole = tmp_path / "whole.safetensors"
-    prediction.run(replace(options, out=whole), block=2)
+    report = prediction.run(replace(options, out=whole), block=2)
+    assert report["error_model"] == Detections.load(whole).meta["error_model"]
+    assert (report["error_model"] is not None) == (method == "calibrated")
     seen: list[int] = []
 
     def killed(done: int, total: int) -> None:

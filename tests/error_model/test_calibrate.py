@@ -305,7 +305,7 @@ def test_too_few_frames_are_refused_before_the_work(
 def test_too_few_boxes_are_refused(collected: Any) -> None:
     found, records = collected
     first = found.frame < 6
-    with pytest.raises(BoxcovError, match=r"too few .* in these frames: \d+, with boxes in \d fr"):
+    with pytest.raises(BoxcovError, match=r"too few .*: \d+ of \d+, with boxes in \d frames"):
         fit_error_model(found[first], records[first.numpy()], **ABOUT)
     alone = replace(records, iou=0 * records.iou, l2=np.nan * records.l2)
     with pytest.raises(BoxcovError, match=r"none of \d+ boxes in .* units, axes and class indices"):

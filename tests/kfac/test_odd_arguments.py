@@ -17,6 +17,7 @@ from boxcov import (
     Detections,
     FitOptions,
     Posterior,
+    calibrate,
     fit,
 )
 from boxcov.detectors.tiny import TinyCenter
@@ -37,6 +38,25 @@ def small(detector: NetDetector) -> Posterior:
 
 
 # arguments
+
+
+def test_a_model_or_a_path_is_no_detector_or_posterior(detector, small) -> None:
+    model: Any = nn.Linear(2, 2)
+    with pytest.raises(
+        BoxcovError, match=r"expected a boxcov\.Detector, got a Linear: boxcov\.wrap"
+    ):
+        fit(model, [item()])
+    with pytest.raises(
+        BoxcovError, match=r"expected a boxcov\.Detector, got a Linear: boxcov\.wrap"
+    ):
+        MCGLM(model, small)
+    path: Any = "posterior.safetensors"
+    with pytest.raises(BoxcovError, match=r"got a str: boxcov\.Posterior\.load\(path, detector\)"):
+        MCGLM(detector, path)
+    with pytest.raises(
+        BoxcovError, match=r"calibrate takes a method such as ExactGLM\(.* got a Net"
+    ):
+        calibrate(detector, [item()] * 5)
 
 
 def test_a_prior_that_lacks_a_layer_names_it(small: Posterior) -> None:

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import warnings
 from io import StringIO
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -65,6 +67,15 @@ def test_files_of_one_sweep_are_warned_about() -> None:
         FrameReader.of(detector, FileOptions(points="plain"))
         detector.config.sweeps = None
         FrameReader.of(detector, FileOptions())
+
+
+def test_size_of_another_layout_names_the_option(tmp_path: Path) -> None:
+    path = tmp_path / "kitti.bin"
+    np.zeros((7, 4), dtype="<f4").tofile(path)
+    detector = without_network(CenterPoint, config=SimpleNamespace(sweeps=None), classes=())
+    reader = FrameReader.of(detector, FileOptions())
+    with pytest.raises(BoxcovError, match=r"another format; give the layout .* --points"):
+        reader(path)
 
 
 def test_everything_in_pixels_is_scaled() -> None:

@@ -12,6 +12,7 @@ from boxcov.pipeline.frames import (
     default_test_split,
     load_frames,
     load_labelled_frames,
+    shares_frames,
     source_of_detections,
     split_image_size,
 )
@@ -76,3 +77,19 @@ def test_boxes_are_compared_with_images_of_their_size() -> None:
 def test_the_image_size_is_what_follows_the_last_at() -> None:
     assert split_image_size("data/coco") == ("data/coco", "")
     assert split_image_size("data@home/coco@640") == ("data@home/coco", "640")
+
+
+@pytest.mark.parametrize(
+    ("split", "count", "shares"),
+    [
+        ("val2017", 80, True),
+        ("val2017", 6, True),
+        ("val2017[39:]", 41, True),
+        ("val2017[40:]", 40, False),
+        ("train2017", 80, False),
+    ],
+)
+def test_parts_of_a_split_with_common_frames(split: str, count: int, shares: bool) -> None:
+    source = DataOptions("coco:my photos", split, seed=1)
+    assert shares_frames("coco:my photos val2017[:40] seed 0", 40, source, count) is shares
+    assert not shares_frames("coco:others val2017[:40] seed 0", 40, source, count)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import boxcov
-from boxcov import BoxcovError, BoxcovWarning
+from boxcov import BoxcovError, BoxcovWarning, Selection
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.predict.route.verification import relative_errors
@@ -125,6 +125,25 @@ def test_compiled_inside_inference_mode() -> None:
     with torch.inference_mode():
         compiled = boxcov.compile(model, image)
     assert torch.equal(compiled(image).boxes, model(image).boxes)
+
+
+def test_what_a_detector_of_ones_own_lacks_is_named() -> None:
+    detector = TinyCenter(threshold=0.05, most=3).eval()
+    image = shapes.frames(count=1)[0][0]
+
+    class Reversed(TinyCenter):
+        def select(self, raw: Any) -> Selection:
+            found = super().select(raw)
+            where = tuple(rows.flip(0) for rows in found.where)
+            rows = (found.frame.flip(0), found.scores.flip(0), found.labels.flip(0))
+            return Selection(*rows, where)
+
+    other = Reversed(threshold=0.05, most=3).eval()
+    with pytest.raises(BoxcovError, match=r"\(boxes differ by up to \d.*, in the same order\?"):
+        boxcov.compile(other, image)
+    detector.static_inputs = lambda inputs: None
+    with pytest.raises(BoxcovError, match=r"needs a subclass of boxcov\.Detector in which it"):
+        boxcov.compile(detector, image)
 
 
 def test_changed_weights_are_noticed() -> None:

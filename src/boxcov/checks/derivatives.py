@@ -122,6 +122,8 @@ def through_weights(subject: Subject) -> Finding:
                 f"{str(error).splitlines()[0]}",
                 "use torch functions that have a forward derivative, or MCGLM(derivative='fd')",
             )
+        if any(known[name].element_size() < 4 for name in names):
+            raise NotChecked("a finite difference is lost in rounding: check it in float32")
         off = torch.inf
         for step in (1e-3, 1e-2, 1e-4):  # too long is not linear, too short is rounding
             off = min(off, _off(point, etas, exact, step))

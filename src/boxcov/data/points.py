@@ -14,11 +14,12 @@ from boxcov.input_file import read_bytes
 
 MAX_BYTES = 1 << 28  # of a point file
 MAX_OBJECTS = 10_000  # in one frame
+LAYOUTS = "give the layout of a point: --points nuscenes, kitti or plain"
 _PAIRS = 1 << 18  # of points and boxes that are compared at once
 
 
-def read_points(path: Path, columns: int) -> Tensor:
-    """Return the points (N, columns) of a file.
+def read_points(path: Path, columns: int, advice: str = "unpack it again") -> Tensor:
+    """Return the points (N, columns) of a file; ``advice`` says what to do about another format.
 
     Points with a NaN or infinity in their first four columns are dropped with a warning.
     """
@@ -33,8 +34,7 @@ def read_points(path: Path, columns: int) -> Tensor:
     if len(data) % (4 * columns):
         raise BoxcovError(
             f"{path}: {len(data)} bytes are not a whole number of points of {4 * columns} bytes "
-            f"({columns} float32 numbers): the file is truncated or of another format; unpack it "
-            "again"
+            f"({columns} float32 numbers): the file is truncated or of another format; {advice}"
         )
     points = torch.from_numpy(np.frombuffer(data, dtype="<f4").reshape(-1, columns).copy())
     usable = points[:, :4].isfinite().all(1)
@@ -68,10 +68,7 @@ def check_layout(points: Tensor, layout: str, path: Path) -> None:
     }
     what, is_wrong = wrong[layout]
     if is_wrong:
-        raise BoxcovError(
-            f"{path}: not points of {what} everywhere. For other files, give their layout: "
-            "--points nuscenes, kitti or plain"
-        )
+        raise BoxcovError(f"{path}: not points of {what} everywhere. For other files, {LAYOUTS}")
 
 
 def points_in_boxes(points: Tensor, boxes: Tensor) -> Tensor:

@@ -83,6 +83,11 @@ def calibrate(
     ``model`` itself is unchanged. The posterior of the result holds the error model:
     ``calibrated = boxcov.calibrate(model, frames)``, then ``calibrated.posterior.save(path)``.
     """
+    if not isinstance(model, Predictor):
+        raise BoxcovError(
+            f"calibrate takes a method such as ExactGLM(detector, posterior), got a "
+            f"{type(model).__name__}"
+        )
     if model.posterior is None:
         raise BoxcovError(
             f"{model.method} has no posterior to store the error model with: calibrate ExactGLM, "
@@ -216,7 +221,10 @@ def _predict_items(model: Predictor, items: Iterable[Any]) -> tuple[Detections, 
         found.append(replace(boxes, frame=boxes.frame + start).to("cpu"))
         targets.append((None, target))
         start += len(target)
-    return concatenate(found), GroundTruth.from_frames(targets)
+    truth = GroundTruth.from_frames(targets)
+    if not len(truth.labels):
+        raise BoxcovError(f"none of the {truth.frames} frames has a labelled object")
+    return concatenate(found), truth
 
 
 @_on_cpu()
@@ -315,15 +323,18 @@ def check_pairs(records: Records, which: str = "these frames") -> None:
     which: the frames, in words.
     """
     paired, frames = int(records.paired.sum()), len(np.unique(records.frame))
+    compare = (
+        ": compare the order of the box fields, units, axes and class indices of boxes and labels"
+    )
     if len(records) and not paired:
         raise BoxcovError(
-            f"none of {len(records)} boxes in {which} lies on an object of its class: compare the "
-            "order of the box fields, units, axes and class indices of boxes and labels"
+            f"none of {len(records)} boxes in {which} lies on an object of its class{compare}"
         )
     if paired < MIN_PAIRS or frames < FOLDS:
         raise BoxcovError(
-            f"too few boxes with an object in {which}: {paired}, with boxes in {frames} frames; an "
-            f"error model needs at least {MIN_PAIRS} in {FOLDS} frames, better in 40"
+            f"too few boxes with an object in {which}: {paired} of {len(records)}, with boxes in "
+            f"{frames} frames; an error model needs at least {MIN_PAIRS} in {FOLDS} frames, better "
+            f"in 40{compare if len(records) >= 2 * MIN_PAIRS else ''}"
         )
 
 

@@ -135,6 +135,23 @@ class GroundTruth:
         return self.boxes[:, [BOX_FIELDS.index(name) for name in fields]]
 
 
+def _check_objects(boxes: Array, frame: Array, fields: tuple[str, ...]) -> None:
+    """Raise if an object has no place or a negative side: no box could ever be paired with it."""
+    values = dict(zip(fields, boxes.T))
+    if "x1" in values:
+        values |= {"x2 - x1": values["x2"] - values["x1"], "y2 - y1": values["y2"] - values["y1"]}
+    for name in ("x", "y", "w", "l", "x2 - x1", "y2 - y1"):
+        column = values.get(name, np.zeros(0))
+        wrong = ~np.isfinite(column) | ((column < 0) & (name not in ("x", "y")))
+        if wrong.any():
+            first = int(wrong.argmax())
+            raise BoxcovError(
+                f"{int(wrong.sum())} of {len(column)} objects have no place or a negative side, in "
+                f"frame {frame[first]}: {name} is {column[first]:g}: give the fields "
+                f"{' '.join(fields)}, or leave these objects out"
+            )
+
+
 def match_detections(
     detections: Detections, truth: GroundTruth, threshold: float = 0.1, pair: Array | None = None
 ) -> Records:
@@ -151,10 +168,13 @@ def match_detections(
         )
     count = len(detections.classes)
     if not bool(((truth.labels >= 0) & (truth.labels < count)).all()):
+        advice = "do they begin at 1?" if truth.labels.min() > 0 else "leave out other objects"
         raise BoxcovError(
             f"the labels of the objects are {truth.labels.min():g} to {truth.labels.max():g}, "
-            f"expected indices into the {count} classes, 0 to {count - 1}: do they begin at 1?"
+            f"expected indices into the {count} classes, 0 to {count - 1}: {advice}"
         )
+    objects = truth.columns(detections.fields)
+    _check_objects(objects, truth.frame, detections.fields)
     if "uncertainty" not in arrays:
         raise BoxcovError("these detections have no covariance: write them with boxcov predict")
     records = match(
@@ -162,7 +182,7 @@ def match_detections(
         arrays["scores"],
         arrays["labels"],
         arrays["frame"],
-        truth.columns(detections.fields),
+        objects,
         truth.labels,
         truth.frame,
         fields=detections.fields,

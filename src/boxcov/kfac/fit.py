@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from boxcov._torch.distributed import World
 from boxcov._torch.modules import check_finite_weights, fingerprint, move, ready
-from boxcov.detector import Detector, own_configuration
+from boxcov.detector import Detector, check_type, own_configuration
 from boxcov.errors import BoxcovError, BoxcovWarning, NotFiniteFrameError, check_choice, join_names
 from boxcov.kfac.accumulate import Accumulator
 from boxcov.kfac.checkpoint import Checkpoint, PassSums, ResumablePass, second_pass_path
@@ -107,6 +107,7 @@ def fit(
     >>> posterior.frames, posterior.n_data
     (4, 1000.0)
     """
+    check_type(detector)
     _check_arguments(frames, fisher, options)
     tau = _initial_prior_precision(prior_precision, n_data)
     check_finite_weights(detector)

@@ -6,6 +6,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from boxcov._torch.distributed import join_process_group
+from boxcov.detector import Detector
+from boxcov.errors import BoxcovError
 from boxcov.kfac.checkpoint import Checkpoint, second_pass_path
 from boxcov.kfac.fit import FitOptions, Progress
 from boxcov.kfac.fit import fit as fit_posterior
@@ -34,7 +36,7 @@ def run(options: FitCommand, progress: Progress | None = None) -> Posterior:
         posterior = fit_posterior(
             detector,
             load_in_background(frames, options.workers, device, source.seed, options.batch),
-            depth.split(",") if "," in depth or "." in depth else depth,
+            _part_or_names(depth, detector),
             options.n_data,
             options.prior_precision,
             options.fisher,
@@ -61,6 +63,16 @@ def run(options: FitCommand, progress: Progress | None = None) -> Posterior:
     for path in (own, second_pass_path(own)):
         path.unlink(missing_ok=True)
     return posterior
+
+
+def _part_or_names(depth: str, detector: Detector) -> str | list[str]:
+    """Return a part of the detector, or the names of modules. The empty name is the detector's."""
+    names = [name.strip() for name in depth.split(",")]
+    if not all(names):
+        raise BoxcovError(f"--depth {depth!r} has an empty name: remove a comma")
+    modules = {name.removeprefix("model.") for name, _ in detector.named_modules()}
+    is_module = depth in modules and depth not in detector.parts()
+    return names if is_module or "," in depth or "." in depth else depth
 
 
 def summarize(posterior: Posterior, minutes: float) -> dict[str, Any]:

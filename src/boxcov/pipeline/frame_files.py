@@ -15,7 +15,7 @@ from torch import Tensor
 
 from boxcov.box_layout import IMAGE
 from boxcov.data.coco.images import letterbox, read_image, to_pixels
-from boxcov.data.points import check_layout, read_points
+from boxcov.data.points import LAYOUTS, check_layout, read_points
 from boxcov.data.poses import transform_detections
 from boxcov.data.sequence import FrameSequence
 from boxcov.data.video import SUFFIXES as VIDEO_SUFFIXES
@@ -134,7 +134,7 @@ class FrameReader:
         return Frame(inputs.unsqueeze(0), background, restore)
 
     def _cloud(self, path: Path) -> Frame:
-        cloud = read_points(path, 4 if self.points == "kitti" else 5)
+        cloud = read_points(path, 4 if self.points == "kitti" else 5, advice=LAYOUTS)
         check_layout(cloud, self.points, path)
         seen = cloud.numpy()
         if self.points == "plain":

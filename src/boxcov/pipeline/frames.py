@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map_only
 from boxcov.data import batched, coco, kitti, loaded, nuscenes, simulated
 from boxcov.data.sequence import FrameSequence
 from boxcov.errors import BoxcovError, did_you_mean, join_names
-from boxcov.input_file import conform
+from boxcov.input_file import MAX_FRAMES, conform
 from boxcov.pipeline.kitti_axes import KittiAsNuScenes, has_kitti_classes
 from boxcov.pipeline.options import DataOptions, PredictedData
 from boxcov.pipeline.user_code import PREFIX, load_function
@@ -217,6 +217,26 @@ def default_test_split(data: str) -> str:
 def frames_name(source: DataOptions) -> str:
     """Return data, split and seed in words, as error models remember their frames."""
     return f"{source.data} {source.split} seed {source.seed}"
+
+
+def shares_frames(name: str, count: int, source: DataOptions, length: int) -> bool:
+    """Return whether ``count`` frames of ``frames_name`` are among the ``length`` of ``source``.
+
+    Ranges that count from the end of a split are only compared as texts.
+
+    >>> source = DataOptions("coco:photos", "val2017[30:]")
+    >>> [shares_frames(f"coco:photos val2017[:{n}] seed 7", n, source, 50) for n in (30, 40)]
+    [False, True]
+    """
+    if name == frames_name(source):
+        return True
+    data, _, split = name.rpartition(" seed ")[0].rpartition(" ")
+    if data != source.data or data.startswith("simulated"):
+        return False
+    (own, own_range), (other, other_range) = _parse_split(source.split), _parse_split(split)
+    ours, theirs = (range(MAX_FRAMES)[part] for part in (own_range, other_range))
+    ours, theirs = ours[:length], theirs[:count]
+    return own == other and max(ours.start, theirs.start) < min(ours.stop, theirs.stop)
 
 
 def default_calibration_split(data: str) -> str:

@@ -19,6 +19,7 @@ from boxcov.pipeline.options import MonitorCommand
 from boxcov.pipeline.paths import check_output, holds_output
 from boxcov.pipeline.terminal import say, say_json
 
+_SAME = ("method", "samples", "weights_sha256", "posterior_sha256")  # other ones: other variances
 _HELP = {
     "frames": "Frames seen.",
     "alarms": "Frames that do not look like the usual ones.",
@@ -34,6 +35,7 @@ def run(options: MonitorCommand, out: TextIO) -> dict[str, Any]:
     """Write the verdict on each frame; return the totals and the last p-value and evidence."""
     if options.save is not None:
         check_output(options.save, may_replace=True)
+    _check_same_model(options.usual, Path(options.frames))
     monitor = load_monitor(options)
     if options.save is not None:
         monitor.save(options.save)
@@ -58,6 +60,19 @@ def run(options: MonitorCommand, out: TextIO) -> dict[str, Any]:
     if options.format == "prometheus" and options.out is None:
         say(prometheus(totals).rstrip("\n"), out)
     return totals
+
+
+def _check_same_model(usual: Path, frames: Path) -> None:
+    """Raise if two files of boxes state another detector, posterior or method; lines state none."""
+    if {usual.suffix, frames.suffix} != {".safetensors"}:
+        return
+    before, now = Detections.load(usual).meta, Detections.load(frames).meta
+    for name in _SAME:
+        if name in before and name in now and before[name] != now[name]:
+            raise BoxcovError(
+                f"{frames}: {name} is {now[name]}, that of the usual frames in {usual} is "
+                f"{before[name]}: predict both with the same detector, posterior and method"
+            )
 
 
 def load_monitor(options: MonitorCommand) -> Monitor:

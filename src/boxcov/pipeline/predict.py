@@ -30,9 +30,9 @@ from boxcov.pipeline.frame_files import FileFrames, Frame, FrameReader, is_video
 from boxcov.pipeline.frames import (
     Progress,
     default_test_split,
-    frames_name,
     load_frames,
     load_in_background,
+    shares_frames,
     silent,
 )
 from boxcov.pipeline.options import DataOptions, EstimatorOptions, PredictCommand, RankCommand
@@ -75,12 +75,13 @@ def run(
         check_length(options.show, len(frames))
         seed = options.source.seed
         model = build_predictor(detector, estimator_options, seed, with_logit=options.with_logit)
+        frames_meta = {**frames_meta, "frames": len(frames)}
         _warn_of_calibration_frames(model, frames_meta)
         is_calibrated = model.error_model is not None
         fields = tuple(detector.box_fields)
         check_format(options.format, frames, fields, is_calibrated, options.message)
         about = {**_posterior_meta(estimator_options), **options.detector_meta, **frames_meta}
-        meta = _meta(model, {**about, "frames": len(frames)})
+        meta = _meta(model, about)
         loaded = load_in_background(frames, options.workers, device, seed)
         compute = partial(_predict_block, model, total=len(frames), progress=progress)
         store.fill(loaded, meta, compute, world, progress)
@@ -96,8 +97,11 @@ def run(
 
 def _meta(model: Predictor, about: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a file says about its boxes, as when it is read: tuples become lists."""
+    settings = model.settings()
+    if model.error_model is not None:
+        settings["error_model"] = model.error_model.summary()
     versions = {"device": model.device.type, "boxcov": __version__, "torch": torch.__version__}
-    return json.loads(to_json({**model.settings(), **about, **versions}))
+    return json.loads(to_json({**settings, **about, **versions}))
 
 
 def _summary(found: Detections) -> dict[str, Any]:
@@ -136,13 +140,18 @@ def _warn_of_calibration_frames(model: Predictor, about: Mapping[str, Any]) -> N
     """Warn if the error model was fitted on the frames that are predicted."""
     if model.error_model is None or "source" not in about:
         return
-    source = DataOptions(**about["source"])
-    if model.error_model.provenance.get("data") == frames_name(source):
+    source, fitted = DataOptions(**about["source"]), model.error_model.provenance
+    name, count = fitted.get("data"), fitted.get("frames")
+    if not isinstance(name, str) or type(count) is not int:
+        return
+    if shares_frames(name, count, source, about["frames"]):
+        split = str(source.split).partition("[")[0]
+        parts = f", or parts of it, '{split}[:100]' to calibrate and '{split}[100:]' to predict"
+        parts = "" if source.data.startswith("simulated") else parts
         warn(
-            f"{source.data}: the error model was fitted on the split {source.split}, too, so its "
-            "risk and regions look better on these frames than they are: give another --split, or "
-            f"parts of it, '{source.split}[:100]' to calibrate and '{source.split}[100:]' to "
-            "predict",
+            f"{source.data}: the error model was fitted on frames of the split {split}, too, so "
+            "its risk and regions look better on these frames than they are: give another --split"
+            f"{parts}",
             BoxcovWarning,
             stacklevel=2,
         )

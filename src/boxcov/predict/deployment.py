@@ -123,7 +123,8 @@ class CompiledModel:
         if given is None:
             raise BoxcovError(
                 f"{type(self._detector).__name__}.static_inputs() returned None: boxcov.compile "
-                "needs a detector that declares its static part"
+                "needs a subclass of boxcov.Detector in which it returns the tensor that the "
+                "network reads"
             )
         has_signals = isinstance(self.model, Predictor) and self.model.error_model is not None
         extra = self._detector.signal_inputs(inputs) if has_signals else None
@@ -282,8 +283,16 @@ class CompiledModel:
         if not same:
             raise BoxcovError(
                 f"{type(self._detector).__name__} gives other boxes or covariances as a static "
-                "graph than by itself: does select_static() report what select() does?"
+                f"graph than by itself ({_boxes_in_words(found, expected)}): does select_static() "
+                "report what select() does, in the same order?"
             )
+
+
+def _boxes_in_words(found: Detections, expected: Detections) -> str:
+    if len(found) != len(expected):
+        return f"{len(found)} boxes, not {len(expected)}"
+    apart = (found.boxes - expected.boxes).abs()
+    return f"boxes differ by up to {float(apart.max()) if len(apart) else 0.0:.1g}"
 
 
 def _share_alike(found: Detections, expected: Detections) -> float:

@@ -22,7 +22,7 @@ from boxcov._torch.modules import (
 )
 from boxcov._torch.process_state import ProcessLock
 from boxcov.detections import Detections
-from boxcov.detector import SIGNAL_INPUTS, Detector
+from boxcov.detector import SIGNAL_INPUTS, Detector, check_type
 from boxcov.error_model.model import ErrorModel, describe_error_model
 from boxcov.errors import BoxcovError, NotFiniteError
 from boxcov.posterior.posterior import Posterior
@@ -55,8 +55,14 @@ class Predictor(ABC):
         with_logit: bool = False,
         engine: EngineOptions = DEFAULT_ENGINE,
     ) -> None:
+        check_type(detector)
         check_finite_weights(detector)
         if posterior is not None:
+            if not isinstance(posterior, Posterior):
+                raise BoxcovError(
+                    f"expected a boxcov.Posterior, got a {type(posterior).__name__}: "
+                    "boxcov.Posterior.load(path, detector) reads one"
+                )
             posterior.check_detector(detector)
             parameters = posterior.parameters
         if with_logit and type(detector).logits is Detector.logits:

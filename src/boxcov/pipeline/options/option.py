@@ -86,7 +86,8 @@ class Help:
         if self.metavar in _NAMES:
             check_name(*_NAMES[self.metavar], value)
         if self.metavar == POSTERIOR and value != SHIPPED_POSTERIOR and not value.is_file():
-            raise BoxcovError(f"{value}: no such file: write a posterior with boxcov fit")
+            what = "is a folder" if value.is_dir() else "no such file"
+            raise BoxcovError(f"{value}: {what}: write a posterior with boxcov fit")
 
 
 def option(

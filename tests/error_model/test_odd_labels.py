@@ -1,0 +1,60 @@
+"""Labels that do not belong to the frames: the message names what is wrong with them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from boxcov import BoxcovError, Detections, ExactGLM, Posterior, calibrate
+from boxcov.data import shapes
+from boxcov.detectors.tiny import TinyCenter
+from boxcov.evaluate.ground_truth import GroundTruth, match_detections
+
+
+def test_frames_without_objects_are_named(small: TinyCenter, small_posterior: Posterior) -> None:
+    model = ExactGLM(small, small_posterior)
+    target = {"boxes": torch.zeros(0, 5), "labels": torch.zeros(0, dtype=torch.long)}
+    empty = [(inputs, [target]) for inputs, _ in shapes.frames(count=5, seed=11)]
+    with pytest.raises(BoxcovError, match="none of the 5 frames has a labelled object"):
+        calibrate(model, empty)
+
+
+def test_few_boxes_on_objects_ask_for_the_conventions(
+    small: TinyCenter, small_posterior: Posterior
+) -> None:
+    """The boxes of all but three frames are in centimetres."""
+    frames = list(shapes.frames(count=40, seed=11))
+    for _, targets in frames[3:]:
+        targets[0]["boxes"] = 100 * targets[0]["boxes"]
+    with pytest.raises(BoxcovError, match=r"too few .*: \d+ of \d+, .* compare the order of"):
+        calibrate(ExactGLM(small, small_posterior), frames)
+
+
+def test_labels_below_zero_do_not_begin_at_one(
+    small: TinyCenter, small_posterior: Posterior, image: torch.Tensor
+) -> None:
+    truth = GroundTruth(np.zeros((2, 5)), np.array([-1, 0]), np.array([0, 0]), 1)
+    found = ExactGLM(small, small_posterior)(image)
+    with pytest.raises(BoxcovError, match=r"are -1 to 0, .*: leave out other objects"):
+        match_detections(found, truth)
+
+
+@pytest.mark.parametrize(
+    ("fields", "box", "message"),
+    [
+        (("x", "y", "w", "l", "yaw"), [1, torch.nan, 1, 2, 0], "1 of 2 .* in frame 3: y is nan"),
+        (("x", "y", "w", "l", "yaw"), [1, 1, -1.5, 2, 0], "1 of 2 .* in frame 3: w is -1.5"),
+        (("x1", "y1", "x2", "y2"), [5, 6, 2, 3], r"frame 3: x2 - x1 is -3: give the fields x1 y1"),
+    ],
+)
+def test_objects_that_no_box_can_meet_are_named(
+    fields: tuple[str, ...], box: list[float], message: str
+) -> None:
+    good = [0.0, 0.0, *[1.0] * (len(fields) - 2)]
+    truth = GroundTruth(np.array([good, box]), np.array([0, 0]), np.array([0, 3]), 4)
+    one = torch.zeros(1, dtype=torch.long)
+    boxes, covariance = torch.tensor([good]), torch.eye(len(fields))[None]
+    found = Detections(boxes, torch.ones(1), one, one, fields, ("car",), covariance)
+    with pytest.raises(BoxcovError, match=message):
+        match_detections(found, truth)
