@@ -11,14 +11,16 @@ Steps:
 
 The sets and their seeds are fixed here, before any result is looked at: ``fit`` is for error
 models, ``develop`` for choices between them, ``test`` is read once, for the tables. Whenever the
-error model was changed, ``test`` got another seed: 777, 1777, 2777 and 5777 were read for earlier
-versions. ``ceiling`` are the frames of 1777, which the deep ensemble was tried on.
+error model was changed, ``test`` got another seed: 777, 1777, 2777, 5777 and 6777 were read for
+earlier versions. ``ceiling`` are the frames of 1777, which the deep ensemble was tried on.
+``fit-copies`` are the copies of ``fit`` that ``boxcov.calibrate`` makes, one after the other.
 """
 
 from __future__ import annotations
 
 import argparse
 import warnings
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +33,28 @@ from boxcov.data import simulated
 from boxcov.detectors import centerpoint
 from boxcov.detectors.centerpoint.point_signals import point_maps, point_signals
 from boxcov.detectors.centerpoint.voxels import concatenate
+from boxcov.error_model.calibrate import COPIES
 from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.evaluate.matching import match
 
 SHIFTS = ("rain", "fog", "sparse", "crowd", "unseen")
 SETS: dict[str, tuple[str, int, int]] = {  # name: scenario, seed, frames
     "fit": ("clear", 4242, 1200),
+    "fit-copies": ("clear", 4242, 1200 * COPIES),
     "develop": ("clear", 9001, 208),
-    "test": ("clear", 6777, 300),
+    "test": ("clear", 8777, 300),
     "ceiling": ("clear", 1777, 300),
     **{f"develop-{shift}": (shift, 4343, 60) for shift in SHIFTS},
     **{f"test-{shift}": (shift, 778, 60) for shift in SHIFTS},
 }
 # frames with dropout, identity and NMS
-BASELINES = {"fit": 542, "develop": 208, "test": 300, "ceiling": 300}
+BASELINES = {
+    "fit": 542,
+    "fit-copies": 542 * COPIES,
+    "develop": 208,
+    "test": 300,
+    "ceiling": 300,
+}
 N_TRAIN = 3500
 PRIOR = 100.0
 
@@ -84,6 +94,7 @@ def collect_boxes(args: argparse.Namespace) -> None:
         scenario, seed, count = SETS[name]
         count = min(count, args.most)
         frames = simulated.frames(scenario, seed=seed, count=count, device=args.device)
+        frames = Copies(detector, frames) if name.endswith("copies") else frames
 
         def row_of(number: int, frames: Any = frames, name: str = name) -> dict[str, np.ndarray]:
             inputs, targets = frames[number]
@@ -97,6 +108,18 @@ def collect_boxes(args: argparse.Namespace) -> None:
         save(path, list(each_frame(path, count, row_of)))
         forget(path)
         print(name, count, "frames", flush=True)
+
+
+class Copies:
+    """``COPIES`` changed copies of each frame, the same as those of ``predict_copies``."""
+
+    def __init__(self, detector: Any, frames: Any) -> None:
+        self.detector, self.load = detector, lru_cache(maxsize=1)(frames.__getitem__)
+
+    def __getitem__(self, number: int) -> Any:
+        source, copy = divmod(number, COPIES)
+        generator = torch.Generator().manual_seed(source * 1_000_003 + copy)
+        return self.detector.augment(*self.load(source), generator)
 
 
 def estimators(detector: Any, args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:

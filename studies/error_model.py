@@ -1,26 +1,28 @@
 """What the error model is worth, beside every free and every expensive baseline.
 
-python studies/collect.py boxes --out OUT --sets fit test --bare
+python studies/collect.py boxes --out OUT --sets fit fit-copies test --bare
 for frames in 20 40 150 500 1200; do
     python studies/error_model.py --root OUT --out RESULTS --frames $frames
 done
 python studies/error_model_tables.py RESULTS
 
-The protocol, written before the frames of ``test`` (seed 6777) were collected:
+The protocol, written before the frames of ``test`` (seed 8777) were collected:
 - All rows are error models of the same kind, fitted by ``fit_error_model`` on the first frames of
-  the set ``fit``; they differ in their inputs alone. Signals, sizes and training were chosen on
-  ``develop``, and on frames of ``fit`` that the compared models were not fitted on.
+  the set ``fit`` and three turned and mirrored copies of each; they differ in their inputs alone.
+  Signals, sizes, training and copies were chosen on ``develop``, and on frames of ``fit`` that the
+  compared models were not fitted on.
 - The set ``test`` is read once, by this script, for the tables that it writes. Other frames were
-  read for earlier versions of the error model (seeds 777, 1777, 2777 and 5777). Nothing was changed
-  since the last of them; these frames are read so that all baselines that a CPU can compute stand
-  in one table with the error model of today.
+  read for earlier versions of the error model (seeds 777, 1777, 2777, 5777 and 6777), the last of
+  them without copies. Since then the copies alone were added.
 - Boxes are those above a score of 0.1. Intervals are 95 % over frames.
 - Covariances are those of the head, exact, as in the posterior of the package. The identity Fisher
   has covariances of the head, too.
 - The distance of a box counts as large above the mean over the test boxes; it is ranked by the
   scales of x, y and z.
-- Rows: all of ``ROWS`` but those with a deep ensemble with 500 frames; score + size, free and ours
-  with 20, 40, 150 and 1,200.
+- Rows: all of ``ROWS`` but those with a deep ensemble with 500 frames, and ours without copies;
+  score + size, free and ours with 20, 40 and 150, free and ours with 1,200.
+- Beside it stands ours without copies on the same frames: what copies buy, with intervals over
+  frames.
 - Goals: with 500 frames AUROC of IoU < 0.4 0.91, of IoU < 0.7 0.87, of the distance 0.85; AvU 0.79,
   P(A|C) 0.955, P(U|I) 0.86 and ECE at most 0.015 with u = misplaced on boxes with an object;
   regions within 2 points at 50, 90 and 95 %, within 4 in every class and range bin with 200 boxes;
@@ -47,7 +49,7 @@ import torch
 
 from boxcov.data import simulated
 from boxcov.detections import Detections
-from boxcov.error_model.calibrate import fit_error_model
+from boxcov.error_model.calibrate import COPIES, CopiedBoxes, fit_error_model
 from boxcov.error_model.model import ErrorModel
 from boxcov.error_model.network import WIDTHS, TrainingOptions
 from boxcov.error_model.regions import RANGES, class_range_index
@@ -60,6 +62,7 @@ FIELDS = ("x", "y", "z", "w", "l", "h", "yaw", "vx", "vy")
 RAW = "+ raw outputs of the head"
 FREE = "free: score + size + signals"
 OURS = "ours: free + covariances"
+ALONE = "ours, without copies"
 SIZE = "score + size"
 DROPOUT = "+ MC dropout, 8 passes"
 ENSEMBLE = "+ deep ensemble, 4 more networks"
@@ -76,6 +79,7 @@ class Row:
     has_signals: bool = False
     has_covariance: bool = False
     has_points: bool = True  # among the signals
+    has_copies: bool = True  # of the frames, to learn from
 
 
 ROWS = {
@@ -91,6 +95,7 @@ ROWS = {
     FREE: Row(has_signals=True),
     FREE_ENSEMBLE: Row(("members",), has_signals=True),
     OURS: Row(has_signals=True, has_covariance=True),
+    ALONE: Row(has_signals=True, has_covariance=True, has_copies=False),
 }
 WITHOUT_ENSEMBLE = tuple(name for name, row in ROWS.items() if "members" not in row.arrays)
 
@@ -109,12 +114,12 @@ def main() -> None:
     parser.add_argument("--shifts", nargs="*", default=[], help="further sets to report on")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    default = WITHOUT_ENSEMBLE if args.frames == 500 else (SIZE, FREE, OURS)
-    for name in args.rows or default:
+    some = (FREE, OURS) if args.frames > 500 else (SIZE, FREE, OURS)
+    for name in args.rows or (WITHOUT_ENSEMBLE if args.frames == 500 else some):
         began = time.perf_counter()
         row = ROWS[name]
         found, records = load(args.root, "fit", row, args.frames)
-        model = fit_row(found, records, row)
+        model = fit_row(found, records, row, load_copies(args.root, row, args.frames))
         result = {
             "row": name,
             "frames": args.frames,
@@ -135,7 +140,9 @@ def slug(name: str) -> str:
     return "".join(c if c.isalnum() else "-" for c in name).strip("-")
 
 
-def fit_row(found: Detections, records: Records, row: Row) -> ErrorModel:
+def fit_row(
+    found: Detections, records: Records, row: Row, copies: CopiedBoxes | None = None
+) -> ErrorModel:
     exclude = () if row.has_signals or row.has_covariance else _NEIGHBOURS
     return fit_error_model(
         found,
@@ -143,6 +150,7 @@ def fit_row(found: Detections, records: Records, row: Row) -> ErrorModel:
         estimator="study",
         fingerprint="",
         options=TrainingOptions(widths=WIDTHS[1:], exclude=exclude),
+        copies=copies,
     )
 
 
@@ -161,6 +169,14 @@ def load(root: Path, name: str, row: Row, frames: int | None = None) -> tuple[De
         most = min(most, int((arrays["frame"] < frames).sum()))
     d = {key: v if key == "signal names" else v[:most] for key, v in arrays.items()}
     return detections(d, row), records_of(d)
+
+
+def load_copies(root: Path, row: Row, frames: int) -> CopiedBoxes | None:
+    """Return the copies of the frames that a row learns from, if they were collected."""
+    if not row.has_copies or not (root / "fit-copies.npz").exists():
+        return None
+    found, records = load(root, "fit-copies", row, frames * COPIES)
+    return CopiedBoxes(found, records, found.frame // COPIES)
 
 
 def detections(d: dict[str, np.ndarray], row: Row) -> Detections:

@@ -26,6 +26,7 @@ from boxcov.error_model.regions import RANGES
 from boxcov.evaluate.intervals import bootstrap
 from boxcov.evaluate.quality import auroc, quality
 from error_model import (
+    ALONE,
     DROPOUT,
     ENSEMBLE,
     FREE,
@@ -64,7 +65,7 @@ def write_tables(folder: Path, names: Sequence[str] = ()) -> None:
         },
     }
     about = {
-        "command": "python studies/collect.py boxes --out OUT --sets fit test --bare; "
+        "command": "python studies/collect.py boxes --out OUT --sets fit fit-copies test --bare; "
         "for frames in 20 40 150 500 1200; do python studies/error_model.py --root OUT "
         "--out RESULTS --frames $frames; done; python studies/error_model_tables.py RESULTS",
         "date": date.today().isoformat(),
@@ -128,8 +129,8 @@ def gains_table(folder: Path) -> dict[str, Any]:
     """What a row adds to a baseline, for three questions."""
     questions = ("IoU < 0.4", "risk", "NLL")
     short = {"ours": OURS, SIZE: SIZE, "dropout": DROPOUT, "raw outputs": RAW, "free": FREE}
-    short |= {"raw + covariances": RAW_COVARIANCES}
-    pairs = [("ours", name) for name in (SIZE, "dropout", "raw outputs", "free")]
+    short |= {"raw + covariances": RAW_COVARIANCES, "without copies": ALONE}
+    pairs = [("ours", name) for name in (SIZE, "dropout", "raw outputs", "free", "without copies")]
     lines = []
     for pair in [*pairs, ("raw + covariances", "raw outputs")]:
         paths = [row_file(folder, short[name]) for name in pair]
@@ -182,10 +183,11 @@ def learning_table(folder: Path) -> dict[str, Any]:
     lines = []
     for frames in (20, 40, 150, 500, 1200):
         rows = read_rows(folder, frames)
-        names = [name for name in (SIZE, FREE, OURS) if name in rows]
-        scores = [rows[n]["sets"]["test"]["ranking"]["IoU < 0.4"] for n in names]
-        ece_ = rows[OURS]["sets"]["test"]["ECE"]["misplaced"] if OURS in rows else None
-        lines.append([frames, *scores, *[None] * (3 - len(scores)), ece_])
+        sets = {name: result["sets"]["test"] for name, result in rows.items()}
+        scores = [
+            sets[n]["ranking"]["IoU < 0.4"] if n in sets else None for n in (SIZE, FREE, OURS)
+        ]
+        lines.append([frames, *scores, sets[OURS]["ECE"]["misplaced"]])
     return {
         "title": "AUROC of IoU < 0.4 over the number of calibration frames",
         "columns": ["frames", SIZE, FREE, OURS, "ECE of ours"],
