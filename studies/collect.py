@@ -71,6 +71,7 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=10**9, help="frames per set")
     parser.add_argument("--samples", type=int, default=16, help="directions below the head")
     parser.add_argument("--bare", action="store_true", help="covariances of the head alone")
+    parser.add_argument("--cheap", action="store_true", help="no dropout, NMS, identity Fisher")
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -93,7 +94,7 @@ def collect_boxes(args: argparse.Namespace) -> None:
         def row_of(number: int, frames: Any = frames, name: str = name) -> dict[str, np.ndarray]:
             inputs, targets = frames[number]
             row = describe(detector, inputs, targets, number)
-            more = expensive if number < BASELINES.get(name, 0) else {}
+            more = expensive if number < BASELINES.get(name, 0) and not args.cheap else {}
             for method, model in {**models, **more}.items():
                 row |= covariance_columns(method, model(inputs), correlations=method == "head")
             return row

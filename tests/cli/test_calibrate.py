@@ -26,7 +26,7 @@ from boxcov.posterior import file as posterior_file
 from helpers.command_line import boxcov
 
 WORD = "centerpoint:small"
-FRAMES = "--count 10 --sweeps 2"
+FRAMES = "--count 10 --sweeps 2 --copies 0"
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +87,27 @@ def test_written_model_is_fitted_on_all_frames(made) -> None:
     assert kept.provenance["data"] == "simulated:clear val seed 0"
 
 
+def test_copies_of_the_frames_are_learned_from(posterior: Path, tmp_path, monkeypatch) -> None:
+    """Both fits have the copies of their own frames; the losses are those of the frames."""
+    given: list[tuple[set, set]] = []
+
+    def fit(found: Detections, *args, copies, **options):
+        given.append((set(found.frame.tolist()), set(copies.source.tolist())))
+        return fit_error_model(found, *args, copies=copies, **options)
+
+    monkeypatch.setattr("boxcov.pipeline.calibrate.fit_error_model", fit)
+    out = tmp_path / "c.safetensors"
+    frames = "--count 10 --sweeps 2 --copies 1 --json"
+    done = boxcov(f"calibrate --posterior {posterior} --out {out} {frames}")
+    assert done.code == 0, done.err
+    assert "predicting copies" in done.err
+    (own, copied), (every, all_copied) = given
+    assert copied <= own == set(range(5))
+    assert all_copied <= every == set(range(10))
+    assert max(all_copied) > 5
+    assert json.loads(done.out)["copies"] >= 0  # boxes of copies that the network learned from
+
+
 def test_both_fits_show_their_progress(posterior: Path, tmp_path) -> None:
     shown: list[tuple[str, str, int, int]] = []
 
@@ -100,12 +121,15 @@ def test_both_fits_show_their_progress(posterior: Path, tmp_path) -> None:
         source=DataOptions("simulated:clear", "val", 6, 0, 2),
         estimator=EstimatorOptions("exact", posterior),
         fit_share=5 / 6,
+        copies=1,
     )
     run(options, Watched())
     fits = ("fitting the error model of the report", "fitting the error model")
-    assert shown[:6] == [("predicting", "frames", i + 1, 6) for i in range(6)]
-    # two epochs of each of three models
-    assert shown[6:] == [(what, "epochs", i + 1, 6) for what in fits for i in range(6)]
+    for number, what in enumerate(("predicting", "predicting copies")):
+        steps = shown[6 * number : 6 * number + 6]
+        assert steps == [(what, "frames", i + 1, 6) for i in range(6)]
+    # two epochs of each of three models, without copies and with them
+    assert shown[12:] == [(what, "epochs", i + 1, 12) for what in fits for i in range(12)]
 
 
 def test_predict_applies_the_error_model(made, posterior: Path, tmp_path) -> None:

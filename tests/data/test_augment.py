@@ -42,6 +42,14 @@ def test_velocities_turn_and_mirror_with_the_heading() -> None:
         assert abs(torch.atan2(torch.tensor(vy), torch.tensor(vx)).item() - yaw) < 1e-3
 
 
+def test_boxes_without_velocity_keep_seven_numbers() -> None:
+    points, targets = frame()
+    seven = [{**targets[0], "boxes": targets[0]["boxes"][:, :7]}]
+    _, (nine,) = Augmentation()(points, targets, torch.Generator().manual_seed(4))
+    _, (changed,) = Augmentation()(points, seven, torch.Generator().manual_seed(4))
+    assert torch.equal(changed["boxes"], nine["boxes"][:, :7])
+
+
 def test_the_draw_follows_the_generator() -> None:
     points, targets = frame()
     first, again = (

@@ -112,14 +112,14 @@ class CountsUnseen(Counts):
 
 
 class ModeMatters(Base):
-    augment = False
+    mirrors = False
 
     def train(self, mode: bool = True) -> ModeMatters:
-        self.augment = mode
+        self.mirrors = mode
         return super().train(mode)
 
     def forward(self, inputs: Tensor) -> Raw:
-        return super().forward(inputs.flip(-1) if self.augment else inputs)
+        return super().forward(inputs.flip(-1) if self.mirrors else inputs)
 
 
 class TooFewFields(Base):
@@ -311,6 +311,17 @@ def _relabelled(found: Selection) -> Selection:
     return replace(found, labels=1 - found.labels)
 
 
+class AugmentsInPlace(Base):
+    def augment(self, inputs: Any, targets: Any, generator: torch.Generator) -> tuple[Any, Any]:
+        targets[0]["boxes"][:, 0] += 1
+        return inputs, targets
+
+
+class AugmentsToNaN(Base):
+    def augment(self, inputs: Any, targets: Any, generator: torch.Generator) -> tuple[Any, Any]:
+        return inputs * torch.nan, targets
+
+
 BROKEN: list[tuple[Callable[[], Detector], str, str]] = [
     (NoGrad, "decode: derivative", "has no gradient in the raw outputs"),
     (HalfDetached, "decode: derivative", "w, l differs from a finite difference by 100 %"),
@@ -354,6 +365,8 @@ BROKEN: list[tuple[Callable[[], Detector], str, str]] = [
     (WrongSignals, "signals", r"'size' is \(1, 16, 16\), expected \(6,\)"),
     (CoupledSignals, "signals", "'logit' changes when another frame is in the batch"),
     (NamesVary, "signals", "a batch of two has the signals"),
+    (AugmentsInPlace, "augment", "the frame itself is changed"),
+    (AugmentsToNaN, "augment", r"the losses of copies are \[\[nan\]"),
     (StaticAbove, "select_static", r"reports 0 boxes, and select\(\) 6"),
     (StaticLabels, "select_static", r"labels are not those of select\(\)"),
     (StaticScores, "select_static", r"scores are not those of select\(\)"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import pi
 from typing import Any
 
 import torch
@@ -184,6 +185,20 @@ class TinyCenter(Detector):
         return torch.cat([centre, size.exp(), yaw.unsqueeze(1)], 1)
 
     # the training loss
+
+    def augment(
+        self, inputs: Tensor, targets: Sequence[dict[str, Tensor]], generator: torch.Generator
+    ) -> tuple[Tensor, list[dict[str, Tensor]]]:
+        """Return the images mirrored at random, left to right and top to bottom."""
+        across, down = (torch.rand(2, generator=generator) < 0.5).tolist()
+        inputs = inputs.flip([axis for axis, is_on in ((3, across), (2, down)) if is_on])
+        mirrored = []
+        for target in targets:
+            x, y, w, l, yaw = target["boxes"].unbind(1)
+            x, yaw = (METRES - x, pi - yaw) if across else (x, yaw)
+            y, yaw = (METRES - y, -yaw) if down else (y, yaw)
+            mirrored.append({**target, "boxes": torch.stack([x, y, w, l, yaw], 1)})
+        return inputs, mirrored
 
     def loss(self, raw: Raw, targets: Sequence[dict[str, Tensor]] | MapTargets) -> Tensor:
         """Return the focal loss plus 0.25 times the L1 loss at the objects' cells (B,)."""

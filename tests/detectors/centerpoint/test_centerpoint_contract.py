@@ -247,3 +247,29 @@ def test_a_warning_if_every_velocity_is_unknown():
     targets["boxes"][:, 7:] = torch.nan
     with pytest.warns(boxcov.BoxcovWarning, match="vel"):
         boxcov.fit(detector_of(config), [([cloud(config)], [targets])], prior_precision=1.0)
+
+
+def test_copies_are_turned_and_mirrored_where_the_range_is() -> None:
+    config = pillar_config()
+    detector, (points, targets) = detector_of(config), frames(config)[0]
+    low, high = config.point_range[:2], config.point_range[3:5]
+    assert low == (-high[0], -high[1])
+    before = points[0].clone()
+    signs = set()
+    for seed in range(40):
+        (cloud,), (target,) = detector.augment(points, targets, torch.Generator().manual_seed(seed))
+        x, y = points[0][:, :2].T, cloud[:, :2].T
+        plane = y @ torch.linalg.pinv(x)  # the map of the plane
+        torch.testing.assert_close(plane @ plane.T, torch.eye(2), atol=1e-4, rtol=0)
+        angle = torch.atan2(plane[1, 0] * plane[0, 0].sign(), plane[0, 0].abs())
+        assert abs(float(angle)) <= torch.pi / 8 + 1e-4
+        signs.add((float(plane[0, 0].sign()), float(plane[1, 1].sign())))
+        assert torch.equal(cloud[:, 2:], points[0][:, 2:])
+        assert torch.equal(target["labels"], targets[0]["labels"])
+    assert len(signs) == 4
+    assert torch.equal(points[0], before)
+    ahead = replace(config, point_range=(0.0, *config.point_range[1:]))
+    half = CenterPoint(ahead)
+    for seed in range(10):
+        cloud = half.augment(points, targets, torch.Generator().manual_seed(seed))[0][0]
+        assert float((cloud[:, 0] * points[0][:, 0]).sum()) > 0  # never behind the sensor
