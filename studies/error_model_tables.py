@@ -27,7 +27,6 @@ from boxcov.evaluate.intervals import bootstrap
 from boxcov.evaluate.quality import auroc, quality
 from error_model import (
     ALONE,
-    DROPOUT,
     ENSEMBLE,
     FREE,
     FREE_ENSEMBLE,
@@ -65,7 +64,7 @@ def write_tables(folder: Path, names: Sequence[str] = ()) -> None:
         },
     }
     about = {
-        "command": "python studies/collect.py boxes --out OUT --sets fit fit-copies test --bare; "
+        "command": "python studies/collect.py boxes --out OUT --sets fit fit-copies test --bare --cheap; "
         "for frames in 20 40 150 500 1200; do python studies/error_model.py --root OUT "
         "--out RESULTS --frames $frames; done; python studies/error_model_tables.py RESULTS",
         "date": date.today().isoformat(),
@@ -128,9 +127,9 @@ def row_file(folder: Path, name: str, test: str = "test") -> Path:
 def gains_table(folder: Path) -> dict[str, Any]:
     """What a row adds to a baseline, for three questions."""
     questions = ("IoU < 0.4", "risk", "NLL")
-    short = {"ours": OURS, SIZE: SIZE, "dropout": DROPOUT, "raw outputs": RAW, "free": FREE}
+    short = {"ours": OURS, SIZE: SIZE, "raw outputs": RAW, "free": FREE}
     short |= {"raw + covariances": RAW_COVARIANCES, "without copies": ALONE}
-    pairs = [("ours", name) for name in (SIZE, "dropout", "raw outputs", "free", "without copies")]
+    pairs = [("ours", name) for name in (SIZE, "raw outputs", "free", "without copies")]
     lines = []
     for pair in [*pairs, ("raw + covariances", "raw outputs")]:
         paths = [row_file(folder, short[name]) for name in pair]
