@@ -64,8 +64,8 @@ def write_tables(folder: Path, names: Sequence[str] = ()) -> None:
         },
     }
     about = {
-        "command": "python studies/collect.py boxes --out OUT --sets fit fit-copies test --bare --cheap; "
-        "for frames in 20 40 150 500 1200; do python studies/error_model.py --root OUT "
+        "command": "python studies/collect.py boxes --out OUT --sets fit fit-copies test --bare "
+        "--cheap; for frames in 20 40 150 500 1200; do python studies/error_model.py --root OUT "
         "--out RESULTS --frames $frames; done; python studies/error_model_tables.py RESULTS",
         "date": date.today().isoformat(),
         "machine": "2 CPU cores",
