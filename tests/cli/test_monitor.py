@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 import torch
 
-from boxcov import Detections
+from boxcov import Detections, Monitor
 from helpers.command_line import boxcov
 
 FIELDS = ("x", "y")
@@ -138,6 +138,19 @@ def test_other_lines_are_refused(usual: Path, tmp_path: Path, content: str, mess
     done = boxcov(f"monitor {tmp_path / 'new.jsonl'} --usual {usual}")
     assert done.code == 1
     assert message in done.err
+
+
+def test_a_saved_monitor_keeps_its_limits(usual: Path, tmp_path: Path) -> None:
+    new, saved = tmp_path / "new.jsonl", tmp_path / "m.json"
+    new.write_text(text([24]))
+    words = f"monitor {new} --usual {usual} --false-alarm-rate 0.2 --run-length 50 --save {saved}"
+    assert boxcov(words).code == 0
+    for words, expected in (("", (0.2, 50)), ("--run-length 70", (0.2, 70))):
+        again = tmp_path / "again.json"
+        done = boxcov(f"monitor {new} --usual {saved} --save {again} {words}".strip())
+        assert done.code == 0, done.err
+        kept = Monitor.load(again)
+        assert (kept.false_alarm_rate, kept.run_length) == expected
 
 
 def test_bad_options_are_refused(usual: Path, tmp_path: Path) -> None:

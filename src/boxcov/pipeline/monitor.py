@@ -78,8 +78,12 @@ def _check_same_model(usual: Path, frames: Path) -> None:
 def load_monitor(options: MonitorCommand) -> Monitor:
     """Return the monitor of the usual frames: a file of ``--save``, or of frames."""
     usual: Any
+    given = {"false_alarm_rate": options.false_alarm_rate, "run_length": options.run_length}
+    limits = {name: value for name, value in given.items() if value is not None}
     if options.usual.suffix == ".json":
-        usual = Monitor.load(options.usual).usual
+        saved = Monitor.load(options.usual)
+        usual = saved.usual
+        limits = {name: getattr(saved, name) for name in given} | limits
     else:
         frames = [frame for _, frame in _frames(str(options.usual))]
         usual = [frame for frame in frames if "error" not in frame]
@@ -89,7 +93,7 @@ def load_monitor(options: MonitorCommand) -> Monitor:
                 f"because of {frames[0]['error']}"
             )
     with reading(options.usual, "a file of usual frames"):
-        return Monitor(usual, options.false_alarm_rate, options.run_length)
+        return Monitor(usual, **limits)
 
 
 def _frames(where: str) -> Iterator[tuple[str, Any]]:

@@ -68,14 +68,19 @@ class MonitorCommand(Options):
     usual: Path = option(
         REQUIRED, INPUT, "Usual frames in the same formats, or a .json file of --save."
     )
-    false_alarm_rate: float = option(
-        0.05, METHOD, "Share of usual frames with an alarm.", within="(0, 1)"
+    false_alarm_rate: float | None = option(
+        None,
+        METHOD,
+        "Share of usual frames with an alarm.",
+        shown="0.05, or as saved",
+        within="(0, 1)",
     )
-    run_length: float = option(
-        1000.0,
+    run_length: float | None = option(
+        None,
         METHOD,
         "Mean number of usual frames before a false change.",
         metavar="FRAMES",
+        shown="1000, or as saved",
         within="(1, inf)",
     )
     format: Literal["json", "prometheus"] = option(
