@@ -25,7 +25,8 @@ from boxcov import ExactGLM, Posterior, fit
 from boxcov.data import coco
 from boxcov.detections import Detections
 from boxcov.detectors import yolox
-from boxcov.error_model.calibrate import fit_error_model, predict_frames
+from boxcov.error_model.calibrate import fit_error_model
+from boxcov.error_model.labelled_frames import predict_frames
 from boxcov.error_model.network import TrainingOptions
 from boxcov.evaluate.covariance_metrics import calibration_error
 from boxcov.evaluate.ground_truth import match_detections

@@ -27,7 +27,8 @@ from boxcov.box_layout import log_variances
 from boxcov.data import coco
 from boxcov.detections import PART_BELOW, Detections
 from boxcov.detectors import yolox
-from boxcov.error_model.calibrate import fit_error_model, predict_frames
+from boxcov.error_model.calibrate import fit_error_model
+from boxcov.error_model.labelled_frames import predict_frames
 from boxcov.error_model.network import TrainingOptions
 from boxcov.evaluate.covariance_metrics import LEVELS, covariance_metrics, region_coverage
 from boxcov.evaluate.ground_truth import match_detections

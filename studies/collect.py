@@ -33,7 +33,7 @@ from boxcov.data import simulated
 from boxcov.detectors import centerpoint
 from boxcov.detectors.centerpoint.point_signals import point_maps, point_signals
 from boxcov.detectors.centerpoint.voxels import concatenate
-from boxcov.error_model.calibrate import COPIES
+from boxcov.error_model.labelled_frames import COPIES
 from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.evaluate.matching import match
 

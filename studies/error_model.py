@@ -51,7 +51,8 @@ import torch
 
 from boxcov.data import simulated
 from boxcov.detections import Detections
-from boxcov.error_model.calibrate import COPIES, CopiedBoxes, fit_error_model
+from boxcov.error_model.calibrate import fit_error_model
+from boxcov.error_model.labelled_frames import COPIES, CopiedBoxes
 from boxcov.error_model.model import ErrorModel
 from boxcov.error_model.network import WIDTHS, TrainingOptions
 from boxcov.error_model.regions import RANGES, class_range_index

@@ -27,7 +27,8 @@ import torch
 import boxcov
 from boxcov.detections import Detections
 from boxcov.detectors import centerpoint
-from boxcov.error_model.calibrate import fit_error_model, predict_frames
+from boxcov.error_model.calibrate import fit_error_model
+from boxcov.error_model.labelled_frames import predict_frames
 from boxcov.error_model.model import ErrorModel
 from boxcov.evaluate.covariance_metrics import calibration_error
 from boxcov.evaluate.ground_truth import match_detections

@@ -12,7 +12,8 @@ import torch
 from boxcov import MCGLM, BoxcovError, Detections, ExactGLM, Posterior
 from boxcov.data.simulated import CLASSES
 from boxcov.error_model import unusual_frames
-from boxcov.error_model.calibrate import fit_error_model, predict_frames
+from boxcov.error_model.calibrate import fit_error_model
+from boxcov.error_model.labelled_frames import predict_frames
 from boxcov.evaluate.ground_truth import GroundTruth, match_detections
 from boxcov.evaluate.label_order import box_values
 from boxcov.evaluate.quality import auroc

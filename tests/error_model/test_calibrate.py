@@ -20,12 +20,8 @@ from boxcov.data import batched, shapes
 from boxcov.detector import Detector
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.error_model import network
-from boxcov.error_model.calibrate import (
-    CopiedBoxes,
-    fit_error_model,
-    predict_copies,
-    predict_frames,
-)
+from boxcov.error_model.calibrate import fit_error_model
+from boxcov.error_model.labelled_frames import CopiedBoxes, predict_copies, predict_frames
 from boxcov.error_model.network import TrainingOptions
 from boxcov.evaluate.ground_truth import GroundTruth, match_detections
 from boxcov.evaluate.quality import auroc
@@ -125,6 +121,13 @@ def test_only_the_network_learns_from_copies(collected: Any, short: None) -> Non
     assert with_copies.provenance["copies"] == 0
     for name, tensor in alone.tensors().items():
         assert torch.equal(tensor, with_copies.tensors()[name]), name
+
+
+def test_one_frame_in_place_of_a_list_is_named(
+    small: TinyCenter, small_posterior: Posterior, calibration_frames: list
+) -> None:
+    with pytest.raises(BoxcovError, match="frame 0 is a Tensor, not a pair of inputs and targets"):
+        calibrate(ExactGLM(small, small_posterior), calibration_frames[0])
 
 
 def test_a_file_with_one_noise_for_all_classes_loads(

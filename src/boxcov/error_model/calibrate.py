@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import pi
 from typing import Any
 
@@ -14,10 +14,15 @@ import torch
 from torch import Tensor
 
 from boxcov._torch.layers import full_precision
-from boxcov.concatenation import concatenate
 from boxcov.detections import Detections
-from boxcov.detector import Detector
 from boxcov.error_model.inputs import box_inputs, stack_inputs
+from boxcov.error_model.labelled_frames import (
+    COPIES,
+    CopiedBoxes,
+    check_count,
+    predict_copies,
+    predict_frames,
+)
 from boxcov.error_model.model import LIMIT, ErrorModel, not_finite
 from boxcov.error_model.network import (
     FOLDS,
@@ -33,7 +38,7 @@ from boxcov.error_model.regions import class_range_index, fit_regions
 from boxcov.error_model.student_t import fit_student, missing_noise
 from boxcov.error_model.unusual_frames import certainty_bound, fit_widening
 from boxcov.errors import BoxcovError
-from boxcov.evaluate.ground_truth import GroundTruth, check_targets, match_detections
+from boxcov.evaluate.ground_truth import match_detections
 from boxcov.evaluate.records import Records
 from boxcov.predict.predictor import Predictor, estimator
 
@@ -41,20 +46,7 @@ LIDAR_THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 IMAGE_THRESHOLDS = (0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)  # pairs have at least 0.5
 MIN_PAIRS = 50  # boxes with an object
 MIN_CLASS = 20  # boxes; rarer classes, and rarer clipped sides, are not told apart
-COPIES = 3  # of each frame, that the network learns from, too
 _FLAGS = ("class ", "clipped ")  # inputs that are 0 or 1
-
-
-@dataclass(frozen=True)
-class CopiedBoxes:
-    """Boxes of changed copies of frames, row by row."""
-
-    found: Detections  # each copy is a frame of its own
-    records: Records
-    source: Tensor  # (n,) number of the frame that the box's copy was made from
-
-    def __getitem__(self, rows: Tensor) -> CopiedBoxes:
-        return CopiedBoxes(self.found[rows], self.records[rows.numpy()], self.source[rows])
 
 
 def calibrate(
@@ -143,88 +135,6 @@ def with_error_model(model: Predictor, error_model: ErrorModel | None) -> Predic
         twin.posterior = model.posterior.with_error_model(error_model)
     twin.set_error_model(error_model)
     return twin
-
-
-def check_count(frames: Sequence[Any]) -> None:
-    """Raise if there are too few labelled frames, before any of them is predicted."""
-    if not hasattr(frames, "__len__"):
-        raise BoxcovError(
-            f"calibrate takes a list or another sequence of frames, got a {type(frames).__name__}: "
-            "give list(frames)"
-        )
-    if len(frames) >= FOLDS:
-        return
-    items = [frames[number][1] for number in range(len(frames))]  # each may hold several frames
-    for number, target in enumerate(items):
-        check_targets(target, number)
-    count = sum(map(len, items))
-    if count < FOLDS:
-        raise BoxcovError(
-            f"{count} frames are too few to fit an error model: give at least {FOLDS} labelled "
-            "frames, better 40 or more"
-        )
-
-
-def predict_frames(
-    model: Predictor, frames: Sequence[Any], progress: Progress | None = None
-) -> tuple[Detections, GroundTruth]:
-    """Return the detections of all frames with their signals, on the CPU, and the objects."""
-
-    def items() -> Iterator[Any]:
-        for number in range(len(frames)):
-            inputs, target = frames[number]
-            check_targets(target, number)
-            yield inputs, target
-            if progress is not None:
-                progress(number + 1, len(frames))
-
-    return _predict_items(model, items())
-
-
-def predict_copies(
-    model: Predictor, frames: Sequence[Any], copies: int, progress: Progress | None = None
-) -> CopiedBoxes | None:
-    """Return the boxes of ``copies`` changed copies of each frame, the same on every call.
-
-    None if the detector cannot make them.
-    """
-    detector = model.linearized.shadow
-    if not copies or not makes_copies(detector):
-        return None
-    source: list[int] = []  # of each copy
-
-    def items() -> Iterator[Any]:
-        for number in range(len(frames)):
-            inputs, target = frames[number]
-            first = len(source) // copies
-            for i in range(copies):
-                source.extend(range(first, first + len(target)))
-                generator = torch.Generator().manual_seed(number * 1_000_003 + i)
-                yield detector.augment(inputs, target, generator)
-            if progress is not None:
-                progress(number + 1, len(frames))
-
-    found, truth = _predict_items(model, items())
-    records = match_detections(found, truth, threshold=-1.0)
-    return CopiedBoxes(found, records, torch.tensor(source)[found.frame])
-
-
-def makes_copies(detector: Detector) -> bool:
-    """Return whether the detector can change frames, as in training."""
-    return type(detector).augment is not Detector.augment
-
-
-def _predict_items(model: Predictor, items: Iterable[Any]) -> tuple[Detections, GroundTruth]:
-    found, targets, start = [], [], 0
-    for inputs, target in items:
-        boxes = model.with_signals(inputs)
-        found.append(replace(boxes, frame=boxes.frame + start).to("cpu"))
-        targets.append((None, target))
-        start += len(target)
-    truth = GroundTruth.from_frames(targets)
-    if not len(truth.labels):
-        raise BoxcovError(f"none of the {truth.frames} frames has a labelled object")
-    return concatenate(found), truth
 
 
 @_on_cpu()

@@ -11,15 +11,12 @@ import torch
 from boxcov.data.augment import resize_objects
 from boxcov.detections import Detections
 from boxcov.detector import Detector
-from boxcov.error_model.calibrate import (
+from boxcov.error_model.calibrate import check_pairs, fit_error_model, iou_thresholds, widen
+from boxcov.error_model.labelled_frames import (
     CopiedBoxes,
-    check_pairs,
-    fit_error_model,
-    iou_thresholds,
     makes_copies,
     predict_copies,
     predict_frames,
-    widen,
 )
 from boxcov.error_model.model import ErrorModel
 from boxcov.error_model.network import FOLDS, Progress, TrainingOptions

@@ -141,7 +141,7 @@ def _warn_if_sweeps_are_old(index: Index, sweeps: int) -> None:
         warn(
             f"{sweeps} sweeps go back {oldest[-1]:.2g} s, because the tables lack the sweeps "
             f"between the key frames: networks are trained on {0.05 * (sweeps - 1):.2g} s. Unpack "
-            f"all sweeps, or give sweeps={near}",
+            f"all sweeps, or give sweeps={near} (--sweeps {near})",
             BoxcovWarning,
             stacklevel=3,
         )

@@ -77,7 +77,10 @@ class DataOptions(Options):
     def more_frames(self) -> str:
         """What a message advises if the frames are too few."""
         if self.count is None and not self.data.startswith("simulated"):
-            return "more labelled frames than this split has"
+            is_part = "[" in (self.split or "")
+            return (
+                f"a larger {self.split}" if is_part else "more labelled frames than this split has"
+            )
         return "more frames with --count"
 
 

@@ -1,0 +1,130 @@
+"""The boxes of labelled frames, and of changed copies of them, that an error model is fitted on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from boxcov.concatenation import concatenate
+from boxcov.detections import Detections
+from boxcov.detector import Detector
+from boxcov.error_model.network import FOLDS, Progress
+from boxcov.errors import BoxcovError, NotFiniteError
+from boxcov.evaluate.ground_truth import GroundTruth, check_targets, match_detections
+from boxcov.evaluate.records import Records
+from boxcov.predict.predictor import Predictor
+
+COPIES = 3  # of each frame
+
+
+@dataclass(frozen=True)
+class CopiedBoxes:
+    """Boxes of changed copies of frames, row by row."""
+
+    found: Detections  # each copy is a frame of its own
+    records: Records
+    source: Tensor  # (n,) number of the frame that the box's copy was made from
+
+    def __getitem__(self, rows: Tensor) -> CopiedBoxes:
+        return CopiedBoxes(self.found[rows], self.records[rows.numpy()], self.source[rows])
+
+
+def check_count(frames: Sequence[Any]) -> None:
+    """Raise if there are too few labelled frames, before any of them is predicted."""
+    if not hasattr(frames, "__len__"):
+        raise BoxcovError(
+            f"calibrate takes a list or another sequence of frames, got a {type(frames).__name__}: "
+            "give list(frames)"
+        )
+    if len(frames) >= FOLDS:
+        return
+    for number in range(len(frames)):
+        if not isinstance(frames[number], (tuple, list)) or len(frames[number]) != 2:
+            raise BoxcovError(
+                f"frame {number} is a {type(frames[number]).__name__}, not a pair of inputs and "
+                "targets: calibrate takes a list of such pairs"
+            )
+    items = [frames[number][1] for number in range(len(frames))]  # each may hold several frames
+    for number, target in enumerate(items):
+        check_targets(target, number)
+    count = sum(map(len, items))
+    if count < FOLDS:
+        raise BoxcovError(
+            f"{count} frames are too few to fit an error model: give at least {FOLDS} labelled "
+            "frames, better 40 or more"
+        )
+
+
+class _Collected:
+    """Boxes and objects of one item after the other; an item may hold several frames."""
+
+    def __init__(self) -> None:
+        self.found: list[Detections] = []
+        self.targets: list[Any] = []
+        self.frames = 0
+
+    def add(self, boxes: Detections, target: Any) -> None:
+        self.found.append(replace(boxes, frame=boxes.frame + self.frames).to("cpu"))
+        self.targets.append((None, target))
+        self.frames += len(target)
+
+    def together(self) -> tuple[Detections, GroundTruth]:
+        return concatenate(self.found), GroundTruth.from_frames(self.targets)
+
+
+def predict_frames(
+    model: Predictor, frames: Sequence[Any], progress: Progress | None = None
+) -> tuple[Detections, GroundTruth]:
+    """Return the detections of all frames with their signals, on the CPU, and the objects."""
+    collected = _Collected()
+    for number in range(len(frames)):
+        inputs, target = frames[number]
+        check_targets(target, number)
+        collected.add(model.with_signals(inputs), target)
+        if progress is not None:
+            progress(number + 1, len(frames))
+    found, truth = collected.together()
+    if not len(truth.labels):
+        raise BoxcovError(f"none of the {truth.frames} frames has a labelled object")
+    return found, truth
+
+
+def makes_copies(detector: Detector) -> bool:
+    """Return whether the detector can change frames, as in training."""
+    return type(detector).augment is not Detector.augment
+
+
+def predict_copies(
+    model: Predictor, frames: Sequence[Any], copies: int, progress: Progress | None = None
+) -> CopiedBoxes | None:
+    """Return the boxes of ``copies`` changed copies of each frame, the same on every call.
+
+    None if the detector cannot make them. A copy whose numbers are not finite is left out.
+    """
+    detector = model.linearized.shadow
+    if not copies or not makes_copies(detector):
+        return None
+    collected, first = _Collected(), 0
+    source: list[int] = []  # of each copy
+    for number in range(len(frames)):
+        inputs, target = frames[number]
+        for i in range(copies):
+            generator = torch.Generator().manual_seed(number * 1_000_003 + i)
+            changed, objects = detector.augment(inputs, target, generator)
+            try:
+                collected.add(model.with_signals(changed), objects)
+            except NotFiniteError:
+                continue
+            source += range(first, first + len(target))
+        first += len(target)
+        if progress is not None:
+            progress(number + 1, len(frames))
+    if not collected.found:
+        return None
+    found, truth = collected.together()
+    records = match_detections(found, truth, threshold=-1.0)
+    return CopiedBoxes(found, records, torch.tensor(source)[found.frame])
