@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from boxcov import ExactGLM, Posterior, calibrate, fit
 from boxcov.data import batched, shapes
 from boxcov.detectors.tiny import TinyCenter, train
+from boxcov.error_model import network
+from boxcov.error_model.labelled_frames import predict_frames
+from boxcov.evaluate.ground_truth import match_detections
 from boxcov.predict.predictor import Predictor
 
 
@@ -30,3 +35,15 @@ def calibrated(
 ) -> Predictor:
     """The detector's exact covariances with an error model."""
     return calibrate(ExactGLM(small, small_posterior), calibration_frames)
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "EPOCHS", 2)
+
+
+@pytest.fixture(scope="module")
+def collected(small: TinyCenter, small_posterior: Posterior, calibration_frames: list) -> Any:
+    """Detections and records of the calibration frames."""
+    found, truth = predict_frames(ExactGLM(small, small_posterior), calibration_frames)
+    return found, match_detections(found, truth, threshold=-1.0)

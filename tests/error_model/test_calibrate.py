@@ -14,34 +14,20 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from boxcov import MCGLM, MCI, BoxcovError, Detections, ExactGLM, Posterior, calibrate, fit
+from boxcov import MCGLM, BoxcovError, Detections, ExactGLM, Posterior, calibrate, fit
 from boxcov.concatenation import concatenate
-from boxcov.data import batched, shapes
-from boxcov.detector import Detector
+from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.error_model import network
 from boxcov.error_model.calibrate import fit_error_model
-from boxcov.error_model.labelled_frames import CopiedBoxes, predict_copies, predict_frames
+from boxcov.error_model.labelled_frames import predict_frames
 from boxcov.error_model.network import TrainingOptions
-from boxcov.evaluate.ground_truth import GroundTruth, match_detections
+from boxcov.evaluate.ground_truth import match_detections
 from boxcov.evaluate.quality import auroc
 from boxcov.evaluate.records import Records
 from boxcov.predict.predictor import Predictor
 from helpers.clipped_cases import as_detections, clipped_boxes
 
 ABOUT = {"estimator": "exact", "fingerprint": "", "options": TrainingOptions(widths=(0,))}
-
-
-@pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "EPOCHS", 2)
-
-
-@pytest.fixture(scope="module")
-def collected(small: TinyCenter, small_posterior: Posterior, calibration_frames: list) -> Any:
-    """Detections and records of the calibration frames."""
-    found, truth = predict_frames(ExactGLM(small, small_posterior), calibration_frames)
-    return found, match_detections(found, truth, threshold=-1.0)
 
 
 def test_boxes_and_covariances_stay_bit_for_bit(
@@ -88,46 +74,6 @@ def test_risk_beats_the_score_on_new_frames(calibrated: Predictor) -> None:
     errors = np.abs(records.as_axes().errors[records.paired])
     inside = errors <= found.region(0.9).numpy()[records.paired]
     assert 0.84 <= inside.mean() <= 0.96
-
-
-def test_copies_have_the_number_of_their_frame(
-    small: TinyCenter, small_posterior: Posterior, calibration_frames: list, monkeypatch
-) -> None:
-    model = ExactGLM(small, small_posterior)
-    items = list(batched(calibration_frames[:6], 2))
-    found, truth = predict_frames(model, items)
-    copies = predict_copies(model, items, 2)
-    assert copies.found.frame.max() == 11  # each copy is a frame of its own
-    order = [0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5]
-    assert copies.source.tolist() == [order[i] for i in copies.found.frame]
-    records = match_detections(found, truth, threshold=-1.0)
-    for number in range(6):  # the toy finds about as many objects in a mirrored image
-        own, other = records.frame == number, (copies.source == number).numpy()
-        assert abs(copies.records.paired[other].sum() / 2 - records.paired[own].sum()) <= 1
-    assert predict_copies(model, items, 0) is None
-    monkeypatch.setattr(TinyCenter, "augment", Detector.augment)
-    assert predict_copies(model, items, 2) is None
-
-
-def test_only_the_network_learns_from_copies(collected: Any, short: None) -> None:
-    """Copies with errors of a hundred times decide no unit, region, noise or tail."""
-    found, records = collected
-    source = found.frame
-    wide = replace(records, truth=records.boxes + 100 * (records.truth - records.boxes))
-    about = {**ABOUT, "fingerprint": "x"}
-    alone = fit_error_model(found, records, **about)
-    copies = CopiedBoxes(found, wide, source)
-    with_copies = fit_error_model(found, records, **about, copies=copies)
-    assert with_copies.provenance["copies"] == 0
-    for name, tensor in alone.tensors().items():
-        assert torch.equal(tensor, with_copies.tensors()[name]), name
-
-
-def test_one_frame_in_place_of_a_list_is_named(
-    small: TinyCenter, small_posterior: Posterior, calibration_frames: list
-) -> None:
-    with pytest.raises(BoxcovError, match="frame 0 is a Tensor, not a pair of inputs and targets"):
-        calibrate(ExactGLM(small, small_posterior), calibration_frames[0])
 
 
 def test_a_file_with_one_noise_for_all_classes_loads(
@@ -241,52 +187,6 @@ def test_names_of_another_type_are_refused(
         Posterior.load(path, small)
 
 
-def _refused(model: ExactGLM, frames: Any, said: str) -> None:
-    seen: list[int] = []
-    with pytest.raises(BoxcovError, match=said):
-        calibrate(model, frames, progress=lambda done, of: seen.append(done))
-    assert not seen  # before the work
-
-
-def test_targets_without_objects_by_name_are_refused(small, small_posterior) -> None:
-    model = ExactGLM(small, small_posterior)
-    items = [(inputs, targets) for inputs, targets in shapes.frames(count=6)]
-    said = r"the targets of item 0 are no list of one dict per frame with boxes \(n, D\), lab"
-    one = torch.zeros(1, 5)
-    wrong_length = [{"boxes": one, "labels": torch.zeros(2)}]
-    wrong_points = [{"boxes": one, "labels": [0], "points": torch.zeros(2)}]
-    for wrong in (
-        *(None, {"boxes": one, "labels": [0]}, [{"boxes": one}], one),
-        *(wrong_length, wrong_points),
-    ):
-        _refused(model, [(inputs, wrong) for inputs, _ in items], said)
-    _refused(model, (item for item in items), r"another sequence of frames, got a generator: giv")
-
-
-def test_targets_may_be_arrays_and_lists() -> None:
-    _, (target,) = shapes.frames(count=1)[0]
-    expected = GroundTruth.from_frames([(None, [target])])
-    for change in (lambda t: t.numpy(), lambda t: t.tolist()):
-        found = GroundTruth.from_frames([(None, ({k: change(v) for k, v in target.items()},))])
-        assert (found.labels == expected.labels).all()
-        assert (found.boxes == expected.boxes).all()
-
-
-def test_too_few_frames_are_refused_before_the_work(
-    small: TinyCenter, small_posterior: Posterior, calibration_frames: list
-) -> None:
-    model = ExactGLM(small, small_posterior)
-    calls: list[int] = []
-    model.with_signals = lambda inputs: calls.append(1)
-    with pytest.raises(BoxcovError, match="4 frames are too few"):
-        calibrate(model, calibration_frames[:4])
-    with pytest.raises(BoxcovError, match="threshold must be one of"):
-        calibrate(model, calibration_frames, threshold=0.45)
-    with pytest.raises(BoxcovError, match="no posterior"):
-        calibrate(MCI(small, samples=2), calibration_frames)
-    assert not calls
-
-
 def test_too_few_boxes_are_refused(collected: Any) -> None:
     found, records = collected
     first = found.frame < 6
@@ -304,37 +204,6 @@ def test_rows_of_boxes_and_records_agree(collected: Any) -> None:
     found, records = collected
     np.testing.assert_allclose(records.boxes, found.boxes.numpy(), rtol=1e-6)
     assert records.frame.tolist() == found.frame.tolist()
-
-
-@pytest.mark.usefixtures("short")
-def test_batches_count_as_their_frames(
-    small: TinyCenter, small_posterior: Posterior, calibration_frames: list, collected: Any
-) -> None:
-    model = ExactGLM(small, small_posterior)
-    frames = batched(calibration_frames[:40], 20)
-    items = [frames[i] for i in range(2)]
-    found, truth = predict_frames(model, items)
-    alone = collected[0][collected[0].frame < 40]
-    assert truth.frames == 40
-    assert found.frame.tolist() == alone.frame.tolist()
-
-
-@pytest.mark.usefixtures("short")
-def test_frames_without_boxes_do_no_harm(
-    small: TinyCenter, small_posterior: Posterior, calibration_frames: list
-) -> None:
-    empty = (torch.zeros(1, 1, 64, 64), [{"boxes": torch.zeros(0, 5), "labels": torch.zeros(0)}])
-    frames = [empty, *calibration_frames[:20], empty, *calibration_frames[20:40], empty]
-    detector = deepcopy(small)
-    detector.threshold = 0.2
-    model = calibrate(ExactGLM(detector, fit(detector, calibration_frames[:8])), frames)
-    nothing = model(empty[0])
-    assert len(nothing) == 0
-    assert nothing.risk.shape == (0,)
-    assert nothing.region(0.9).shape == (0, 5)
-    assert nothing.predictive.shape == (0, 5, 5)
-    assert model.error_model.provenance["frames"] == 40
-    assert len(model(calibration_frames[50][0]).risk)
 
 
 class WithSignals(TinyCenter):
