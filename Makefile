@@ -57,7 +57,7 @@ small-posterior: $(INSTALLED)
 	$(BIN)/boxcov fit --detector centerpoint:small --data simulated:clear --count 100 \
 		--n-data 3500 --compress 0.01 --out build/posterior.safetensors --force
 	$(BIN)/boxcov calibrate --posterior build/posterior.safetensors --data simulated:clear \
-		--count 300 --out build/small-posterior.safetensors --force
+		--count 300 --copies 0 --out build/small-posterior.safetensors --force
 
 # kills, damaged files, mutants and long runs; build/test-slow.xml has the outcome and the seconds
 # of each
