@@ -270,7 +270,7 @@ def test_predict_warns_of_calibration_frames(made, tmp_path) -> None:
     command = f"predict --posterior {made[0]} --count 1 --sweeps 2 --out {tmp_path}/d.safetensors"
     same = boxcov(f"{command} --split val")
     assert "the error model was fitted on frames of the split val, too" in same.err
-    assert same.err.endswith("give another --split\n")  # simulated splits have no parts
+    assert "give another --split\n" in same.err  # simulated splits have no parts
     other = boxcov(f"{command} --split test --force")
     assert (other.code, "fitted on frames" in other.err) == (0, False)
 
