@@ -33,7 +33,7 @@ from boxcov.data import simulated
 from boxcov.detectors import centerpoint
 from boxcov.detectors.centerpoint.point_signals import point_maps, point_signals
 from boxcov.detectors.centerpoint.voxels import concatenate
-from boxcov.error_model.labelled_frames import COPIES
+from boxcov.error_model.labelled_frames import COPIES, changed_copies
 from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.evaluate.matching import match
 
@@ -106,15 +106,17 @@ def collect_boxes(args: argparse.Namespace) -> None:
 
 
 class Copies:
-    """``COPIES`` changed copies of each frame, the same as those of ``predict_copies``."""
+    """The copies of all frames that ``boxcov.calibrate`` makes, one after the other."""
 
     def __init__(self, detector: Any, frames: Any) -> None:
-        self.detector, self.load = detector, lru_cache(maxsize=1)(frames.__getitem__)
+        def of_frame(source: int) -> list[Any]:
+            return list(changed_copies(detector, *frames[source], source, COPIES))
+
+        self.of_frame = lru_cache(maxsize=1)(of_frame)
 
     def __getitem__(self, number: int) -> Any:
         source, copy = divmod(number, COPIES)
-        generator = torch.Generator().manual_seed(source * 1_000_003 + copy)
-        return self.detector.augment(*self.load(source), generator)
+        return self.of_frame(source)[copy]
 
 
 def estimators(detector: Any, args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:

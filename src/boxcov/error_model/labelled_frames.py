@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -98,10 +98,19 @@ def makes_copies(detector: Detector) -> bool:
     return type(detector).augment is not Detector.augment
 
 
+def changed_copies(
+    detector: Detector, inputs: Any, targets: Any, number: int, copies: int
+) -> Iterator[tuple[Any, Any]]:
+    """Yield the copies of item ``number``, the same on every call."""
+    for i in range(copies):
+        generator = torch.Generator().manual_seed(number * 1_000_003 + i)
+        yield detector.augment(inputs, targets, generator)
+
+
 def predict_copies(
     model: Predictor, frames: Sequence[Any], copies: int, progress: Progress | None = None
 ) -> CopiedBoxes | None:
-    """Return the boxes of ``copies`` changed copies of each frame, the same on every call.
+    """Return the boxes of ``copies`` changed copies of each frame.
 
     None if the detector cannot make them. A copy whose numbers are not finite is left out.
     """
@@ -112,9 +121,7 @@ def predict_copies(
     source: list[int] = []  # of each copy
     for number in range(len(frames)):
         inputs, target = frames[number]
-        for i in range(copies):
-            generator = torch.Generator().manual_seed(number * 1_000_003 + i)
-            changed, objects = detector.augment(inputs, target, generator)
+        for changed, objects in changed_copies(detector, inputs, target, number, copies):
             try:
                 collected.add(model.with_signals(changed), objects)
             except NotFiniteError:

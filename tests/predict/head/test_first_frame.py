@@ -96,11 +96,8 @@ class FewTrucks(Chosen):
         return replace(found, labels=task, where=replace(found.where, task=task))
 
 
-@pytest.mark.parametrize("method", [ExactGLM, MCGLM])
-def test_wrong_stages_of_a_rare_kind_are_refused(posterior, data, monkeypatch, method) -> None:
-    detector = chosen(600)
-    detector.__class__ = FewTrucks
-    model = method(detector, posterior)
+def spoil_trucks(model, monkeypatch) -> None:
+    """Let the stages give wrong numbers for boxes of the second task."""
     run = model.router.staged_head.run
 
     def spoiled(*given):
@@ -109,6 +106,14 @@ def test_wrong_stages_of_a_rare_kind_are_refused(posterior, data, monkeypatch, m
         return staged
 
     monkeypatch.setattr(model.router.staged_head, "run", spoiled)
+
+
+@pytest.mark.parametrize("method", [ExactGLM, MCGLM])
+def test_wrong_stages_of_a_rare_kind_are_refused(posterior, data, monkeypatch, method) -> None:
+    detector = chosen(600)
+    detector.__class__ = FewTrucks
+    model = method(detector, posterior)
+    spoil_trucks(model, monkeypatch)
     with pytest.raises(BoxcovError, match=r"contradicts .* box \d*3: relative difference"):
         model(data[0][0])
 
@@ -130,14 +135,7 @@ def test_one_box_of_a_kind_decides_nothing(posterior, data, monkeypatch, method,
     posterior = posterior if depth == "head" else boxcov.fit(detector, data, depth)
     expected = method(detector, posterior)(data[0][0]).covariance
     model = method(detector, posterior)
-    run = model.router.staged_head.run
-
-    def spoiled(*given):
-        staged = run(*given)
-        staged.head[staged.kind == 1] *= 3
-        return staged
-
-    monkeypatch.setattr(model.router.staged_head, "run", spoiled)
+    spoil_trucks(model, monkeypatch)
     for _ in range(2):
         assert relative(model(data[0][0]).covariance, expected) < 1e-3
         assert kinds_verified(model) == {0, 2}
