@@ -48,6 +48,20 @@ ONLINE = [
         "predict/test_threads.py::test_threads_that_overlap_leave_the_flags_as_they_were",
     ),
     Mutant(
+        "a compiled frame does not wait",
+        "predict/deployment.py",
+        "is_finite = given[0].isfinite().all()",
+        "is_finite = torch.tensor(bool(given[0].isfinite().all()))",
+        "predict/test_no_synchronisation.py::test_batches[ExactGLM-pillar]",
+    ),
+    Mutant(
+        "a compiled frame copies nothing",
+        "static_selection.py",
+        "torch.arange(len(self.selection), device=self.count.device)",
+        "torch.arange(len(self.selection))",
+        "predict/test_no_synchronisation.py::test_batches[ExactGLM-pillar]",
+    ),
+    Mutant(
         "no tensor is kept",
         "predict/predictor.py",
         "        with self._lock, torch",
