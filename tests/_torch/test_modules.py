@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
-from boxcov._torch.modules import fingerprint, shadow
+from boxcov._torch.modules import fingerprint, ready, shadow
+from boxcov.errors import NotFiniteFrameError
+
+CPU = torch.device("cpu")
 
 
 class Odd(nn.Module):
@@ -84,3 +88,18 @@ def test_fingerprints_tell_weights_names_shapes_and_types_apart() -> None:
     assert fingerprint(module) != first
     assert fingerprint(module.double()) != fingerprint(module.float().half())
     assert fingerprint(nn.Linear(0, 0)) != first
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_inputs_whose_sum_overflows_are_accepted(dtype: torch.dtype) -> None:
+    large = torch.full((1000,), torch.finfo(dtype).max, dtype=dtype)
+    inputs = {"points": [large, torch.zeros(0, 5)], "names": "a"}
+    assert torch.equal(ready(inputs, CPU)["points"][0], large)
+
+
+@pytest.mark.parametrize("values", [[torch.inf, -torch.inf], [torch.nan, 1.0], [-torch.inf, 1.0]])
+def test_inputs_that_are_not_finite_are_counted(values: list[float]) -> None:
+    bad = torch.tensor([0.0, *values])
+    count = int((~bad.isfinite()).sum())
+    with pytest.raises(NotFiniteFrameError, match=rf"inputs\[1\] holds {count} NaN .* of 3"):
+        ready([torch.ones(4), bad], CPU)

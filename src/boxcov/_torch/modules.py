@@ -131,7 +131,7 @@ def ready(inputs: Any, device: torch.device, where: str = "inputs") -> Any:
         for path, leaf in tree_flatten_with_path(inputs)[0]
         if isinstance(leaf, Tensor) and leaf.is_floating_point()
     ]
-    if not _all_finite([leaf for _, leaf in leaves]):
+    if not _have_finite_sums([leaf for _, leaf in leaves]):
         for path, leaf in leaves:
             bad = int((~leaf.isfinite()).sum())
             if bad:
@@ -142,11 +142,16 @@ def ready(inputs: Any, device: torch.device, where: str = "inputs") -> Any:
     return move(inputs, device)
 
 
-def _all_finite(tensors: list[Tensor]) -> bool:
-    """Synchronizes once per device."""
+def _have_finite_sums(tensors: list[Tensor]) -> bool:
+    """Return whether all sums are finite: then all values are, and one pass over them is enough.
+
+    Synchronizes once per device.
+    """
     devices = {tensor.device for tensor in tensors}
     return all(
-        bool(torch.stack([t.isfinite().all() for t in tensors if t.device == device]).all())
+        bool(
+            torch.stack([t.sum().double() for t in tensors if t.device == device]).isfinite().all()
+        )
         for device in devices
     )
 
