@@ -23,6 +23,7 @@ from boxcov.error_model.network import FOLDS, Progress, TrainingOptions
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.covariance_metrics import LEVELS, probability_metrics, region_coverage
 from boxcov.evaluate.ground_truth import match_detections
+from boxcov.evaluate.label_convention import warn_of_convention
 from boxcov.evaluate.records import Records
 from boxcov.pipeline.detectors import load_detector, match_source, warn_if_implausible
 from boxcov.pipeline.frames import default_calibration_split, frames_name, load_labelled_frames
@@ -69,6 +70,7 @@ def run(options: CalibrateCommand, steps: Steps | None = None) -> dict[str, Any]
         )
 
     found, truth = predict_frames(model, frames, started("predicting", "frames"))
+    warn_of_convention(found, truth)
     records = match_detections(found, truth, threshold=-1.0)
     check_pairs(records, f"all {len(frames)} frames")
     first = found.frame < fit_frames
