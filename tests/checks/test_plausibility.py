@@ -9,7 +9,7 @@ import torch
 
 import boxcov
 from boxcov.checks import Finding
-from boxcov.checks.plausibility import observe
+from boxcov.checks.plausibility import label_convention, observe
 from boxcov.data import simulated
 from boxcov.detectors import centerpoint
 from boxcov.detectors.centerpoint import CenterPoint, Config
@@ -129,3 +129,56 @@ def test_bench_looks_at_its_frames(legacy_weights, monkeypatch):
         pytest.raises(ZeroDivisionError),
     ):
         bench.run(command)
+
+
+def test_labels_of_another_convention_are_found(frames):
+    detector = centerpoint.load("small").train()
+    assert label_convention(detector, frames).passed is True
+    lower = [(inputs, [{**target[0], "boxes": bottom(target[0])}]) for inputs, target in frames]
+    found = label_convention(detector, lower)
+    assert (found.name, found.passed) == ("labels: convention", False)
+    assert "z is at the bottom of objects: z is 0." in found.seen
+    assert found.todo == "give z at half height"
+    assert detector.training
+
+
+def bottom(target):
+    return target["boxes"] - target["boxes"][:, 5:6] / 2 * (torch.arange(9) == 2)
+
+
+def test_two_objects_are_too_few_to_compare(frames):
+    inputs, (target,) = frames[0]
+    few = {name: value[:2] for name, value in target.items()}
+    found = label_convention(centerpoint.load("small"), [(inputs, [few])])
+    assert found.passed is None
+    assert found.seen.startswith("too few pairs to tell: ")
+
+
+def test_boxes_far_from_their_labels_tell_nothing(frames):
+    draw = torch.Generator().manual_seed(0)
+    noise = torch.tensor([1.0, 1, 0, 0, 0, 0, 9, 0, 0])
+    moved = []
+    for inputs, (target,) in frames:
+        error = torch.randn(target["boxes"].shape, generator=draw) * noise
+        moved.append((inputs, [{**target, "boxes": target["boxes"] + error}]))
+    found = label_convention(centerpoint.load("small"), moved)
+    assert found.passed is None
+    assert "too little to tell: " in found.seen
+
+
+def test_labels_that_are_no_boxes_are_not_compared(frames):
+    found = label_convention(centerpoint.load("small"), [(frames[0][0], None)])
+    assert found.passed is None
+    assert "no list of one dict per frame" in found.seen
+
+
+def test_no_more_frames_are_read_than_needed(frames):
+    class Endless:
+        def __len__(self):
+            return 1000
+
+        def __getitem__(self, index):
+            assert index < 4
+            return frames[index % 2]
+
+    assert label_convention(centerpoint.load("small"), Endless()).passed is True

@@ -274,6 +274,16 @@ def test_predict_warns_of_calibration_frames(made, tmp_path) -> None:
     assert (other.code, "fitted on frames" in other.err) == (0, False)
 
 
+@pytest.mark.filterwarnings("always:.*fitted on frames of the split")
+def test_calibrate_warns_of_the_frames_of_the_fit(posterior: Path, tmp_path) -> None:
+    done = boxcov(
+        f"calibrate --posterior {posterior} --out {tmp_path}/c.safetensors --split train {FRAMES}"
+    )
+    assert done.code == 0, done.err
+    assert "the posterior was fitted on frames of the split train, too" in done.err
+    assert "promise too much: give another --split\n" in done.err
+
+
 def test_predict_names_the_method_of_the_error_model(made, tmp_path) -> None:
     out = tmp_path / "d.safetensors"
     done = boxcov(f"predict --posterior {made[0]} --method mcglm --out {out} --count 1")

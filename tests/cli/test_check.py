@@ -27,6 +27,8 @@ def test_correct_detector_passes(word: str) -> None:
     # a slow machine shows the progress
     assert [line for line in done.err.splitlines() if not line.startswith("checking: ")] == []
     assert {finding["name"]: finding["passed"] for finding in report["findings"]}["stages"] is True
+    compared = report["findings"][-1]  # random weights are not confident
+    assert (compared["name"], compared["passed"]) == ("labels: convention", None)
     assert [depth["depth"] for depth in report["depths"]] == ["head", "neck", "backbone", "encoder"]
 
 

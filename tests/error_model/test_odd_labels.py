@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from boxcov import BoxcovError, Detections, ExactGLM, Posterior, calibrate
+from boxcov import BoxcovError, BoxcovWarning, Detections, ExactGLM, Posterior, calibrate
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.evaluate.ground_truth import GroundTruth, match_detections
@@ -29,6 +29,19 @@ def test_few_boxes_on_objects_ask_for_the_conventions(
         targets[0]["boxes"] = 100 * targets[0]["boxes"]
     with pytest.raises(BoxcovError, match=r"too few .*: \d+ of \d+, .* compare the order of"):
         calibrate(ExactGLM(small, small_posterior), frames)
+
+
+def test_labels_in_another_convention_calibrate_with_one_warning(
+    tiny: TinyCenter, posterior: Posterior, short: None
+) -> None:
+    frames = list(shapes.frames(count=20, seed=11))
+    for _, targets in frames:
+        targets[0]["boxes"] = targets[0]["boxes"][:, [0, 1, 3, 2, 4]]
+    with pytest.warns(BoxcovWarning) as found:
+        calibrate(ExactGLM(tiny, posterior), frames, copies=0)
+    assert len(found) == 1
+    assert "another convention than the boxes: w and l are swapped" in str(found[0].message)
+    assert found[0].filename == __file__
 
 
 def test_labels_below_zero_do_not_begin_at_one(

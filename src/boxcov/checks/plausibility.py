@@ -1,7 +1,7 @@
-"""Do the boxes of a CenterPoint look right? They hold points, have usual sizes and high scores.
+"""Do boxes look right? They fit the labels; those of a CenterPoint have usual sizes and scores.
 
-A checkpoint that is read with the wrong grid or the wrong conventions loads without an error. Its
-boxes show it.
+A checkpoint that is read with the wrong grid or the wrong conventions loads without an error, and
+so do labels in another convention. The boxes show it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boxcov._torch.modules import move
+from boxcov._torch.modules import move, shadow
 from boxcov.checks.report import Finding
+from boxcov.concatenation import concatenate
 from boxcov.data.points import count_points
 from boxcov.detections import Detections
+from boxcov.detector import Detector
 from boxcov.detectors.centerpoint.detector import CenterPoint
-from boxcov.errors import join_names
+from boxcov.errors import BoxcovError, join_names
+from boxcov.evaluate.ground_truth import GroundTruth, check_targets
+from boxcov.evaluate.label_convention import (
+    CONFIDENT,
+    MIN_AGREEMENT,
+    MIN_PAIRS,
+    compare_labels,
+)
 
 # Mean w, l and h of the classes of nuScenes in metres
 _SIZES = {
@@ -37,6 +46,43 @@ _FEW = 5  # boxes below which nothing is said
 _SPEED = 2.0  # m/s from which the velocity tells the heading
 _NEAR = 1.0  # metres between the centres of a box and its object
 _RATIOS = (0.75, 4 / 3)  # of other grids: 0.075 m and 0.1 m differ by these
+LABEL_FRAMES = 20  # at most, to compare boxes with labels
+_ENOUGH = 60  # confident boxes and objects
+
+
+def label_convention(detector: Detector, frames: Sequence[Any]) -> Finding:
+    """Return whether the labels of the first frames are in the convention of the boxes.
+
+    The detector must keep the contract, and stays as it is.
+    """
+    name, model = "labels: convention", shadow(detector)
+    device = next(detector.parameters()).device
+    found: list[Detections] = []
+    targets: list[tuple[None, Any]] = []
+    count = comparable = 0
+    try:
+        while len(found) < min(LABEL_FRAMES, len(frames)) and comparable < _ENOUGH:
+            inputs, target = frames[len(found)]
+            check_targets(target, len(found))
+            boxes = model.detect(move(inputs, device))
+            found.append(replace(boxes, frame=boxes.frame + count))
+            targets.append((None, target))
+            count += len(target)
+            confident = int((boxes.scores > CONFIDENT).sum())
+            comparable += min(confident, sum(len(one["labels"]) for one in target))
+        compared = compare_labels(concatenate(found), GroundTruth.from_frames(targets))
+    except BoxcovError as error:  # such labels cannot be compared with boxes
+        return Finding(name, None, str(error))
+    if compared is None:
+        return Finding(name, None, f"boxes of {' '.join(detector.box_fields)} are not compared")
+    if compared.seen:
+        return Finding(name, False, compared.seen, compared.todo)
+    if compared.pairs < MIN_PAIRS:
+        return Finding(name, None, f"too few pairs to tell: {compared.counts}")
+    if compared.agreement < MIN_AGREEMENT:
+        little = f"boxes and labels agree to {compared.agreement:.0%}, too little to tell"
+        return Finding(name, None, f"{little}: {compared.counts}")
+    return Finding(name, True, f"{compared.counts}, and no other reading of the labels fits better")
 
 
 def observe(detector: CenterPoint, frames: Sequence[Any]) -> list[Finding]:

@@ -39,6 +39,7 @@ from boxcov.error_model.student_t import fit_student, missing_noise
 from boxcov.error_model.unusual_frames import certainty_bound, fit_widening
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.ground_truth import match_detections
+from boxcov.evaluate.label_convention import warn_of_convention
 from boxcov.evaluate.records import Records
 from boxcov.predict.predictor import Predictor, estimator
 
@@ -88,6 +89,7 @@ def calibrate(
     iou_thresholds(model.linearized.shadow.box_fields, threshold)  # before the work
     check_count(frames)
     found, truth = predict_frames(model, frames, progress)
+    warn_of_convention(found, truth)
     records = match_detections(found, truth, threshold=-1.0)  # boxes of any score
     error_model = fit_error_model(
         found,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import ceil
 from typing import Any
+from warnings import warn
 
 import torch
 
@@ -20,16 +22,25 @@ from boxcov.error_model.labelled_frames import (
 )
 from boxcov.error_model.model import ErrorModel
 from boxcov.error_model.network import FOLDS, Progress, TrainingOptions
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.evaluate.covariance_metrics import LEVELS, probability_metrics, region_coverage
 from boxcov.evaluate.ground_truth import match_detections
+from boxcov.evaluate.label_convention import warn_of_convention
 from boxcov.evaluate.records import Records
 from boxcov.pipeline.detectors import load_detector, match_source, warn_if_implausible
-from boxcov.pipeline.frames import default_calibration_split, frames_name, load_labelled_frames
+from boxcov.pipeline.frames import (
+    default_calibration_split,
+    default_training_split,
+    frames_name,
+    load_labelled_frames,
+    other_split,
+    shares_frames,
+)
 from boxcov.pipeline.options import CalibrateCommand, DataOptions
 from boxcov.pipeline.paths import holds_output
 from boxcov.pipeline.predict import build_predictor
 from boxcov.pipeline.progress import Steps
+from boxcov.posterior.posterior import Posterior
 from boxcov.predict.predictor import estimator
 
 
@@ -53,6 +64,7 @@ def run(options: CalibrateCommand, steps: Steps | None = None) -> dict[str, Any]
     model = build_predictor(detector, given, source.seed, calibrated=False)
     posterior = model.posterior
     assert posterior is not None  # CalibrateCommand checks it
+    _warn_of_fit_frames(posterior, source, len(frames))
     started: Callable[[str, str], Progress | None] = steps or (lambda what, unit: None)
 
     def fit(
@@ -69,6 +81,7 @@ def run(options: CalibrateCommand, steps: Steps | None = None) -> dict[str, Any]
         )
 
     found, truth = predict_frames(model, frames, started("predicting", "frames"))
+    warn_of_convention(found, truth)
     records = match_detections(found, truth, threshold=-1.0)
     check_pairs(records, f"all {len(frames)} frames")
     first = found.frame < fit_frames
@@ -95,6 +108,31 @@ def run(options: CalibrateCommand, steps: Steps | None = None) -> dict[str, Any]
     posterior.with_error_model(final).save(options.out)
     about = {"estimator": final.estimator, "threshold": final.threshold}
     return {"out": str(options.out), **about, **final.provenance}
+
+
+def _warn_of_fit_frames(posterior: Posterior, source: DataOptions, length: int) -> None:
+    """Warn if the posterior was fitted on frames of ``source``, as far as its file says so."""
+    about = {name: value for name, value in posterior.meta.items() if isinstance(value, str)}
+    if "data" not in about or posterior.fisher == "identity":  # made in Python, or without frames
+        return
+    data = about["data"]
+    split = about.get("split", default_training_split(data))
+    name = f"{data} {split} seed {about.get('seed')}"
+    try:
+        count = ceil(
+            posterior.frames / float(about.get("fraction", 1))
+        )  # before the share is drawn
+        is_same = shares_frames(name, count, source, length)
+    except (ArithmeticError, ValueError):  # the meta data are free texts
+        return
+    if is_same:
+        warn(
+            f"{source.data}: the posterior was fitted on frames of the split {split}, too. "
+            "If the detector was trained on them, its errors there are smaller than on new frames, "
+            f"and risk and regions promise too much: {other_split(source, 'fit', 'calibrate')}",
+            BoxcovWarning,
+            stacklevel=2,
+        )
 
 
 def _stress_frames(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from boxcov.checks import Report, check
-from boxcov.checks.plausibility import observe
+from boxcov.checks.plausibility import LABEL_FRAMES, label_convention, observe
 from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.errors import BoxcovError
 from boxcov.pipeline.detectors import load_detector, match_source
@@ -19,18 +19,22 @@ from boxcov.report.frame_plot import write_plot
 def run(options: CheckCommand, progress: Progress | None = None) -> Report:
     """Check the detector on the first frame of the data, and the second if there is one.
 
-    Of a CenterPoint checkpoint the report also says what was understood of it and what its boxes
-    look like; ``options.out`` shows the first frame.
+    If it passes, its boxes in the first frames are compared with the labels. Of a CenterPoint
+    checkpoint the report also says what was understood of it and what its boxes look like;
+    ``options.out`` shows the first frame.
     """
     detector = load_detector(options, options.device)
     if options.out is not None and not isinstance(detector, CenterPoint):
         raise BoxcovError("--out is a picture of a CenterPoint's boxes: remove it")
-    count = 2 if options.data.startswith("simulated") else None
+    count = LABEL_FRAMES if options.data.startswith("simulated") else None
     source = DataOptions(options.data, options.split, count, options.seed, options.sweeps)
     frames = load_labelled_frames(match_source(source, detector), options.device, detector.classes)
     first = [frames[i] for i in range(min(2, len(frames)))]
     other = first[1] if len(first) > 1 else None
     report = check(detector, first[0], other=other, progress=progress)
+    if report.ok:
+        compared = label_convention(detector, frames)
+        report = replace(report, findings=(*report.findings, compared))
     if not isinstance(detector, CenterPoint):
         return report
     if options.out is not None:

@@ -44,22 +44,19 @@ def load_frames(
     if kind == "simulated":
         return _simulated_frames(source, where, device, classes)
     name, frame_range = _parse_split(source.split)
+    name = name or default_training_split(source.data)
     frames: Any
     labels: Sequence[str]
     if kind == "nuscenes":
-        name = name or f"{_mini(where)}train"
         frames = nuscenes.frames(where, _nuscenes_version(name), name, source.sweeps)
         labels = simulated.CLASSES
     elif kind == "kitti":
-        name = name or "training"
         frames, labels = kitti.frames(where, split=name), kitti.CLASSES
     elif kind == "coco":
-        name = name or "train2017"
         root, size = split_image_size(where)
         frames = coco.frames(root, name, None if size == "whole" else int(size or 416))
         labels = frames.classes
     else:
-        name = name or "train"
         frames, labels = UserFrames(load_function(source.data)(name), where), classes
     frames = frames[frame_range][: source.count]
     if kind == "kitti" and not has_kitti_classes(classes):
@@ -112,7 +109,7 @@ class UserFrames(FrameSequence):
 def _simulated_frames(
     source: DataOptions, scenario: str, device: str, classes: Sequence[str]
 ) -> Sequence[Any]:
-    split = source.split or "train"
+    split = source.split or default_training_split(source.data)
     if "[" in split:
         raise BoxcovError(
             f"split {split!r}: simulated splits have no ranges: use --count, and --split with one "
@@ -205,6 +202,14 @@ def preload_frames(frames: Sequence[Any], device: str, progress: Progress = sile
     return items
 
 
+def default_training_split(data: str) -> str:
+    """Return the split of ``load_frames``: frames that a detector is usually trained on."""
+    kind, _, where = data.partition(":")
+    return {"nuscenes": f"{_mini(where)}train", "kitti": "training", "coco": "train2017"}.get(
+        kind, "train"
+    )
+
+
 def default_test_split(data: str) -> str:
     """Return the split for predictions: frames that a detector is usually not trained on."""
     kind, _, where = data.partition(":")
@@ -237,6 +242,17 @@ def shares_frames(name: str, count: int, source: DataOptions, length: int) -> bo
     ours, theirs = (range(MAX_FRAMES)[part] for part in (own_range, other_range))
     ours, theirs = ours[:length], theirs[:count]
     return own == other and max(ours.start, theirs.start) < min(ours.stop, theirs.stop)
+
+
+def other_split(source: DataOptions, first: str, second: str) -> str:
+    """Return the advice to take other frames than ``source``; first, second: uses of its parts.
+
+    >>> other_split(DataOptions("coco:photos", "val2017[30:]"), "fit", "calibrate")
+    "give another --split, or parts of it, 'val2017[:100]' to fit and 'val2017[100:]' to calibrate"
+    """
+    split = str(source.split).partition("[")[0]
+    parts = f", or parts of it, '{split}[:100]' to {first} and '{split}[100:]' to {second}"
+    return "give another --split" + ("" if source.data.startswith("simulated") else parts)
 
 
 def default_calibration_split(data: str) -> str:

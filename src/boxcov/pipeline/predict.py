@@ -32,6 +32,7 @@ from boxcov.pipeline.frames import (
     default_test_split,
     load_frames,
     load_in_background,
+    other_split,
     shares_frames,
     silent,
 )
@@ -146,12 +147,10 @@ def _warn_of_calibration_frames(model: Predictor, about: Mapping[str, Any]) -> N
         return
     if shares_frames(name, count, source, about["frames"]):
         split = str(source.split).partition("[")[0]
-        parts = f", or parts of it, '{split}[:100]' to calibrate and '{split}[100:]' to predict"
-        parts = "" if source.data.startswith("simulated") else parts
         warn(
             f"{source.data}: the error model was fitted on frames of the split {split}, too, so "
-            "its risk and regions look better on these frames than they are: give another --split"
-            f"{parts}",
+            "its risk and regions look better on these frames than they are: "
+            f"{other_split(source, 'calibrate', 'predict')}",
             BoxcovWarning,
             stacklevel=2,
         )

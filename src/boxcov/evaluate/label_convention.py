@@ -1,0 +1,200 @@
+"""Are the labels in the convention of the detector's boxes, or would another reading fit better?
+
+Labels with yaw in degrees, or with w and l swapped, calibrate without an error. Each known reading
+of the labels is paired with the confident boxes anew, and the agreement is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from math import pi
+from typing import Any, NamedTuple
+from warnings import warn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from boxcov.box_layout import IMAGE, PLANE, columns, has_layout
+from boxcov.detections import Detections
+from boxcov.errors import BoxcovWarning
+from boxcov.evaluate.ground_truth import GroundTruth
+from boxcov.evaluate.matching import match
+from boxcov.evaluate.records import Records
+
+Array = NDArray[Any]
+MIN_PAIRS = 15  # below, nothing is said
+MIN_AGREEMENT = 0.2  # of pairs; if it is lower, no reading may stand out even if labels are wrong
+CONFIDENT = 0.3  # score
+_MOST = 500  # boxes that are compared
+# A reading is reported if it raises the mean agreement of pairs by this much, and by this factor,
+# and if the gain is this many standard deviations of a gain by chance.
+_GAIN, _RATIO, _DEVIATIONS = 0.1, 1.3, 3.5
+_CLEARLY_BETTER = 1.1  # than a simpler reading
+_OTHER_SIZES = 1.5  # factor; cars of other countries differ by less
+_UNITS = {"millimetres": 0.001, "centimetres": 0.01, "feet": 0.3048}
+
+
+class LabelComparison(NamedTuple):
+    """How the labels fit the confident boxes."""
+
+    counts: str
+    pairs: int
+    agreement: float  # mean of the pairs, 0 to 1
+    seen: str = ""  # the contradiction; empty if there is none
+    todo: str = ""
+
+
+class _Reading(NamedTuple):
+    """Another convention of labels, and the fields that change if they are read so."""
+
+    what: str
+    todo: str
+    changed: Mapping[str, Array]
+
+
+def compare_labels(found: Detections, truth: GroundTruth) -> LabelComparison | None:
+    """Return how the labels fit the boxes of the same frames; None for fields of another kind.
+
+    The agreement of a pair is its IoU. For boxes with a yaw it is multiplied by the ratio of the
+    widths and the cosine between the headings.
+    """
+    fields, arrays = found.fields, found.numpy()
+    if not has_layout(fields, PLANE) and not has_layout(fields, IMAGE):
+        return None
+    rows = np.flatnonzero(arrays["scores"] > CONFIDENT)[:_MOST]
+    boxes, scores, labels, frame = (
+        arrays[name][rows] for name in ("boxes", "scores", "labels", "frame")
+    )
+    near = truth.frame <= frame.max(initial=-1)
+    labelled = truth.columns(fields)[near]
+
+    def pair(changed: Mapping[str, Array]) -> Records:
+        objects = labelled.copy()
+        for name, column in changed.items():
+            objects[:, fields.index(name)] = column
+        return match(
+            *(boxes, scores, labels, frame, objects, truth.labels[near], truth.frame[near]),
+            fields=fields,
+            classes=found.classes,
+            uncertainty=scores,
+            threshold=CONFIDENT,
+        )
+
+    records = pair({})
+    own, count, best = _agreement(records), int(records.paired.sum()), 0.0
+    result = LabelComparison(
+        f"{count} of {len(rows)} boxes with a score above {CONFIDENT} lie on one of "
+        f"{len(labelled)} labelled objects of their class",
+        count,
+        float(own.sum()) / max(count, 1),
+    )
+    for reading in _readings(dict(zip(fields, labelled.T)), records):
+        other = pair(reading.changed)
+        agreement, pairs = _agreement(other), max(count, int(other.paired.sum()))
+        gain, total = agreement - own, float(agreement.sum())
+        is_clear = gain.sum() > max(_GAIN * pairs, (_RATIO - 1) * own.sum())
+        is_certain = gain.sum() > _DEVIATIONS * np.linalg.norm(gain)
+        if pairs >= MIN_PAIRS and is_clear and is_certain and total > _CLEARLY_BETTER * best:
+            best = total
+            seen = (
+                f"{reading.what}: {_measure(list(reading.changed), other, labelled)} (medians of "
+                f"{int(other.paired.sum())} pairs). Read so, labels and boxes agree to "
+                f"{total / pairs:.0%}, now to {own.sum() / pairs:.0%}"
+            )
+            result = result._replace(seen=seen, todo=reading.todo)
+    return result
+
+
+def warn_of_convention(found: Detections, truth: GroundTruth) -> None:
+    """Warn if the labels contradict the boxes of the same frames in a systematic way."""
+    compared = compare_labels(found, truth)
+    if compared is not None and compared.seen:
+        warn(
+            f"the labels seem to have another convention than the boxes: {compared.seen}: "
+            f"{compared.todo}",
+            BoxcovWarning,
+            stacklevel=3,
+        )
+
+
+def _agreement(records: Records) -> Array:
+    """Return a number from 0 to 1 per box (n,), 0 without an object."""
+    value = np.array(records.iou)
+    if "yaw" in records.fields:
+        w, yaw = columns(records.fields, ("w", "yaw"))
+        with np.errstate(all="ignore"):
+            ratio = records.boxes[:, w] / records.truth[:, w]
+            value *= np.minimum(ratio, 1 / ratio) * np.cos(records.errors[:, yaw]).clip(0)
+    return np.nan_to_num(value)
+
+
+def _measure(changed: list[str], records: Records, labelled: Array) -> str:
+    """Return in words how the labels of pairs differ from the boxes in the fields ``changed``."""
+    assert records.pair is not None  # match() states it
+    at = columns(records.fields, changed)
+    labels = labelled[records.pair[records.paired]][:, at]
+    texts = []
+    for name, label, box in zip(changed, labels.T, records.boxes[records.paired][:, at].T):
+        if name == "yaw":
+            apart = np.rad2deg(np.median(np.abs((label - box + pi) % (2 * pi) - pi)))
+            texts.append(f"yaw is {apart:.0f} degrees off and reaches {np.abs(label).max():.4g}")
+        elif name in "wlh":
+            texts.append(f"{name} is {np.median(label / box):.0%} of the boxes'")
+        else:
+            unit = "pixels" if name in IMAGE else "m"
+            texts.append(f"{name} is {np.median(np.abs(label - box)):.2f} {unit} off")
+    return ", ".join(texts)
+
+
+def _readings(c: Mapping[str, Array], records: Records) -> Iterator[_Reading]:
+    """Yield the readings of labelled objects with the columns ``c``, simple ones first."""
+    if "yaw" not in c:
+        yield from _image_readings(c, records)
+        return
+    w, l, yaw = c["w"], c["l"], c["yaw"]
+    yield _Reading("yaw is in degrees", "give radians", {"yaw": np.deg2rad(yaw)})
+    turned = []
+    for swap, mirror, degrees in product((False, True), (False, True), (0, 90, 180, -90)):
+        parts = ["w and l are swapped"] * swap + ["yaw turns the other way"] * mirror
+        parts += [f"yaw is {degrees} degrees off"] * (degrees != 0)
+        changed = {"w": l, "l": w} if swap else {}
+        if mirror or degrees:
+            changed["yaw"] = (-yaw if mirror else yaw) - np.deg2rad(degrees)
+        turned.append((len(parts), " and ".join(parts), changed))
+    todo = "give l along the heading, w across it, and yaw from x to y in radians"
+    for _, what, changed in sorted(turned, key=lambda item: item[0])[1:]:
+        yield _Reading(what, todo, changed)
+    if "z" in c and "h" in c:
+        bottom = {"z": c["z"] + c["h"] / 2}
+        yield _Reading("z is at the bottom of objects", "give z at half height", bottom)
+    for x, y in product((l / 2, -l / 2), (w / 2, -w / 2)):
+        dx, dy = np.cos(yaw) * x - np.sin(yaw) * y, np.sin(yaw) * x + np.cos(yaw) * y
+        centre = {"x": c["x"] + dx, "y": c["y"] + dy}
+        yield _Reading("x and y are a corner of objects", "give their centre", centre)
+    for unit, metres in _UNITS.items():
+        lengths = {name: metres * c[name] for name in "xyzwlh" if name in c}
+        yield _Reading(f"the labels are in {unit}", "give metres", lengths)
+    names = [name for name in "wlh" if name in c]
+    with np.errstate(all="ignore"):
+        ratios = (records.boxes / records.truth)[records.paired][:, columns(records.fields, names)]
+    factor = float(np.median(ratios)) if len(ratios) else 1.0
+    if abs(np.log(factor)) > np.log(_OTHER_SIZES):
+        sizes = {name: factor * c[name] for name in names}
+        yield _Reading("sizes differ by a constant factor", "give whole sides in metres", sizes)
+
+
+def _image_readings(c: Mapping[str, Array], records: Records) -> Iterator[_Reading]:
+    x1, y1, x2, y2 = (c[name] for name in IMAGE)
+    todo = "give the corners x1 y1 x2 y2"
+    yield _Reading("x2 and y2 are width and height", todo, {"x2": x1 + x2, "y2": y1 + y2})
+    middle = (x1 - x2 / 2, y1 - y2 / 2, x1 + x2 / 2, y1 + y2 / 2)
+    yield _Reading("the labels are centre, width and height", todo, dict(zip(IMAGE, middle)))
+    yield _Reading("x and y are swapped", todo, dict(zip(IMAGE, (y1, x1, y2, x2))))
+    if len(records) and len(x2):
+        todo = "give pixels of the image that the network reads"
+        ends = np.quantile(records.boxes[:, columns(records.fields, ("x2", "y2"))], 0.95, axis=0)
+        sx, sy = ends / np.maximum(np.quantile(np.stack([x2, y2]), 0.95, axis=1), 1e-6)
+        scaled = dict(zip(IMAGE, (sx * x1, sy * y1, sx * x2, sy * y2)))
+        what = f"the labels are on images of another size, {1 / sx:.3g} times as wide"
+        yield _Reading(what, todo, scaled)
