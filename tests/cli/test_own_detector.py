@@ -15,7 +15,7 @@ from boxcov import BoxcovError, Detections, ExactGLM, Posterior, join_frames
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frames import load_frames
 from boxcov.pipeline.options import DataOptions
-from boxcov.pipeline.user_code import load_function
+from boxcov.pipeline.user_code import UserCodeError, load_function
 from helpers import own_detector
 from helpers.command_line import boxcov
 
@@ -200,7 +200,7 @@ def test_a_function_of_another_kind_is_explained(tmp_path: Path) -> None:
     found = load_frames(DataOptions(f"python:{file}:frames"), classes=("a",))
     with pytest.raises(BoxcovError, match=r"frame 0 is a tuple, expected a pair"):
         found[0]
-    with pytest.raises(TypeError):  # the user's own error, with its traceback
+    with pytest.raises(UserCodeError, match=r"other.py:build\(train\) raises TypeError"):
         load_frames(DataOptions(f"python:{file}:build"))
 
 
@@ -208,8 +208,61 @@ def test_an_error_in_the_file_is_not_hidden(tmp_path: Path) -> None:
     file = tmp_path / "broken.py"
     file.write_text("import nothing_of_this_name\n")
     for _ in range(2):  # a half-run module is not kept
-        with pytest.raises(ModuleNotFoundError):
+        with pytest.raises(UserCodeError, match="raises ModuleNotFoundError: No module") as caught:
             load_function(f"python:{file}:build")
+        assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+
+
+BROKEN = """
+def build():
+    return helper()["weights"]
+
+def frames(split):
+    return Frames()
+
+class Frames:
+    def __len__(self):
+        return 9
+
+    def __getitem__(self, index):
+        return helper()["frame"]
+
+def read(path):
+    return helper()["inputs"]
+
+def helper():
+    return {}
+"""
+
+
+def test_an_error_in_own_code_is_one_line_below_a_traceback(
+    folder: Path, calibrated: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text(BROKEN)
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files/0.pt").write_text("x")
+    mine = f"--detector python:{folder}/mine.py:build --posterior {calibrated}"
+    files = f"--source {tmp_path}/files --reader python:{broken}:read"
+    out = f"--out {tmp_path}/out.safetensors"
+    frames = f"--data python:{broken}:frames"
+    for words, said in {
+        f"predict {mine} {files} {out}": f"read({tmp_path}/files/0.pt) raises KeyError: 'inputs'",
+        f"predict {mine} {frames} {out}": "frames, frame 0 raises KeyError: 'frame'",
+        f"predict {mine} {frames} --workers 1 {out}": "frames, frame 0 raises KeyError: 'frame'",
+        f"check --detector python:{broken}:build {frames}": "build() raises KeyError: 'weights'",
+    }.items():
+        done = boxcov(words)
+        assert done.code == 1
+        assert done.err.splitlines()[-1] == f"boxcov: {broken}:{said}"
+        assert "Traceback" in done.err
+        assert f'File "{broken}", line' in done.err
+        if "--workers" not in words:
+            assert "boxcov/" not in done.err.replace(str(tmp_path), "")
+    done = boxcov(f"stream {mine} {files}")
+    line = json.loads(done.out.splitlines()[0])
+    assert line["error"] == f"{broken}:read({tmp_path}/files/0.pt) raises KeyError: 'inputs'"
+    assert done.err.splitlines()[-1].startswith("boxcov: 1 of 1 frames failed")
 
 
 def test_ranges_of_own_frames(folder: Path) -> None:
