@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -104,6 +105,22 @@ def test_predictions_made_in_python_are_evaluated(
     done = boxcov(f"evaluate {folder}/own.safetensors --count 7 {data}")
     assert "boxes of 8 frames, but " in done.err
     assert "has 7: give the --data that they were predicted on" in done.err
+
+
+def test_boxes_of_other_frames_are_warned_of(folder: Path, calibrated: Path) -> None:
+    detector = load_detector(f"python:{folder}/mine.py:build")
+    model = ExactGLM(detector, Posterior.load(calibrated, detector))
+    frames, path = own_detector.frames("test"), folder / "unnamed.safetensors"
+    join_frames([model(frames[i][0]) for i in range(20)]).save(path)
+    words = f"evaluate {path} --count 20 --replicates 2 --data python:{folder}/mine.py:frames"
+    assert boxcov(words).code == 0  # no warning, which would be an error
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        done = boxcov(f"{words} --split val")
+    assert done.code == 0
+    (line,) = [line for line in done.err.splitlines() if "other frames" in line]
+    assert re.match(rf"boxcov: {path}: \d+ of \d+ boxes match one of the \d+ objects of", line)
+    assert "mine.py:frames val, as few as by chance" in line
 
 
 def test_a_file_of_results_runs_no_code(folder: Path, predicted: Path) -> None:
