@@ -116,8 +116,8 @@ def changed_copies(
     """Yield the copies of item ``number``, the same on every call."""
     for i in range(copies):
         # an augment() that changes its tensors in place must not change the frame
-        own = tree_map_only(Tensor, Tensor.clone, (inputs, targets))
-        changed, objects = changed_copy(detector, *own, number * 1_000_003 + i)
+        x, t = tree_map_only(Tensor, Tensor.clone, (inputs, targets))
+        changed, objects = changed_copy(detector, x, t, number * 1_000_003 + i)
         check_targets(objects, number)
         if len(objects) != len(targets):
             raise BoxcovError(
