@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from boxcov import BoxcovError, Detections, ExactGLM, Posterior, join_frames
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frames import load_frames
 from boxcov.pipeline.options import DataOptions
-from boxcov.pipeline.user_code import load_function
+from boxcov.pipeline.user_code import UserCodeError, load_function
 from helpers import own_detector
 from helpers.command_line import boxcov
 
@@ -104,6 +105,22 @@ def test_predictions_made_in_python_are_evaluated(
     done = boxcov(f"evaluate {folder}/own.safetensors --count 7 {data}")
     assert "boxes of 8 frames, but " in done.err
     assert "has 7: give the --data that they were predicted on" in done.err
+
+
+def test_boxes_of_other_frames_are_warned_of(folder: Path, calibrated: Path) -> None:
+    detector = load_detector(f"python:{folder}/mine.py:build")
+    model = ExactGLM(detector, Posterior.load(calibrated, detector))
+    frames, path = own_detector.frames("test"), folder / "unnamed.safetensors"
+    join_frames([model(frames[i][0]) for i in range(20)]).save(path)
+    words = f"evaluate {path} --count 20 --replicates 2 --data python:{folder}/mine.py:frames"
+    assert boxcov(words).code == 0  # no warning, which would be an error
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        done = boxcov(f"{words} --split val")
+    assert done.code == 0
+    (line,) = [line for line in done.err.splitlines() if "other frames" in line]
+    assert re.match(rf"boxcov: {path}: \d+ of \d+ boxes match one of the \d+ objects of", line)
+    assert "mine.py:frames val, as few as by chance" in line
 
 
 def test_a_file_of_results_runs_no_code(folder: Path, predicted: Path) -> None:
@@ -200,7 +217,7 @@ def test_a_function_of_another_kind_is_explained(tmp_path: Path) -> None:
     found = load_frames(DataOptions(f"python:{file}:frames"), classes=("a",))
     with pytest.raises(BoxcovError, match=r"frame 0 is a tuple, expected a pair"):
         found[0]
-    with pytest.raises(TypeError):  # the user's own error, with its traceback
+    with pytest.raises(UserCodeError, match=r"other.py:build\(train\) raises TypeError"):
         load_frames(DataOptions(f"python:{file}:build"))
 
 
@@ -208,8 +225,61 @@ def test_an_error_in_the_file_is_not_hidden(tmp_path: Path) -> None:
     file = tmp_path / "broken.py"
     file.write_text("import nothing_of_this_name\n")
     for _ in range(2):  # a half-run module is not kept
-        with pytest.raises(ModuleNotFoundError):
+        with pytest.raises(UserCodeError, match="raises ModuleNotFoundError: No module") as caught:
             load_function(f"python:{file}:build")
+        assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+
+
+BROKEN = """
+def build():
+    return helper()["weights"]
+
+def frames(split):
+    return Frames()
+
+class Frames:
+    def __len__(self):
+        return 9
+
+    def __getitem__(self, index):
+        return helper()["frame"]
+
+def read(path):
+    return helper()["inputs"]
+
+def helper():
+    return {}
+"""
+
+
+def test_an_error_in_own_code_is_one_line_below_a_traceback(
+    folder: Path, calibrated: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text(BROKEN)
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files/0.pt").write_text("x")
+    mine = f"--detector python:{folder}/mine.py:build --posterior {calibrated}"
+    files = f"--source {tmp_path}/files --reader python:{broken}:read"
+    out = f"--out {tmp_path}/out.safetensors"
+    frames = f"--data python:{broken}:frames"
+    for words, said in {
+        f"predict {mine} {files} {out}": f"read({tmp_path}/files/0.pt) raises KeyError: 'inputs'",
+        f"predict {mine} {frames} {out}": "frames, frame 0 raises KeyError: 'frame'",
+        f"predict {mine} {frames} --workers 1 {out}": "frames, frame 0 raises KeyError: 'frame'",
+        f"check --detector python:{broken}:build {frames}": "build() raises KeyError: 'weights'",
+    }.items():
+        done = boxcov(words)
+        assert done.code == 1
+        assert done.err.splitlines()[-1] == f"boxcov: {broken}:{said}"
+        assert "Traceback" in done.err
+        assert f'File "{broken}", line' in done.err
+        if "--workers" not in words:
+            assert "boxcov/" not in done.err.replace(str(tmp_path), "")
+    done = boxcov(f"stream {mine} {files}")
+    line = json.loads(done.out.splitlines()[0])
+    assert line["error"] == f"{broken}:read({tmp_path}/files/0.pt) raises KeyError: 'inputs'"
+    assert done.err.splitlines()[-1].startswith("boxcov: 1 of 1 frames failed")
 
 
 def test_ranges_of_own_frames(folder: Path) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -90,11 +91,31 @@ def test_calibrated_lines_need_an_error_model(made) -> None:
 def test_lines_are_compact(made) -> None:
     """300 bytes per box of nine fields; the covariances alone took 1,600."""
     word, posterior, frames = made
-    words = f"--detector {word} --posterior {posterior} --points plain --count 1"
+    words = f"--detector {word} --posterior {posterior} --points plain --count 2"
     done = boxcov(f"stream --source {frames} {words}")
-    (line,) = lines(done.out)
+    line = lines(done.out)[1]
     assert len(line["boxes"]) > 5
-    assert len(done.out) < 300 * len(line["boxes"]) + 300
+    assert len(done.out.splitlines()[1]) < 300 * len(line["boxes"]) + 300
+
+
+def test_first_line_states_how_all_are_computed(made, tmp_path) -> None:
+    word, posterior, frames = made
+    detector = load_detector(word)
+    plain = Posterior.load(posterior, detector)
+    model = make_error_model(detector.box_fields, detector.classes, "exact", plain.fingerprint)
+    calibrated = tmp_path / "c.safetensors"
+    plain.with_error_model(model).save(calibrated)
+    words = f"--source {frames} --detector {word} --posterior {calibrated} --points plain"
+    first, second = lines(boxcov(f"stream {words} --count 2").out)
+    assert "meta" not in second
+    assert first["meta"]["posterior_sha256"] == sha256(calibrated.read_bytes()).hexdigest()
+    done = boxcov(f"predict {words} --count 1 --out {tmp_path}/boxes.safetensors")
+    assert done.code == 0, done.err
+    predicted = Detections.load(tmp_path / "boxes.safetensors").meta
+    names = ("detector", "posterior", "posterior_sha256", "method", "error_model", "boxcov")
+    assert [first["meta"][name] for name in names] == [predicted[name] for name in names]
+    (first,) = lines(boxcov(f"stream {words} --no-calibrated --count 1").out)
+    assert first["meta"]["error_model"] is None
 
 
 @pytest.mark.parametrize("watch", [False, True])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from boxcov import MCI, BoxcovError, ExactGLM, Posterior, calibrate, fit
+from boxcov import MCI, BoxcovError, BoxcovWarning, ExactGLM, Posterior, calibrate, fit
 from boxcov.data import batched, shapes
 from boxcov.detector import Detector
 from boxcov.detectors.tiny import TinyCenter
@@ -103,6 +103,85 @@ def test_a_copy_that_is_not_finite_is_left_out(
     assert copies.source.unique().tolist() == [0, 1, 2]
     first = copies.source[copies.found.frame == 0]
     assert first.tolist() == [0] * len(first)
+
+
+def _other_boxes(targets: Any, change: Any) -> list:
+    return [{**target, "boxes": change(target["boxes"])} for target in targets]
+
+
+@pytest.mark.parametrize(
+    ("augment", "said"),
+    [
+        (lambda *given: None, r"item 0: augment\(\) returns NoneType, expected a pair"),
+        (lambda self, *given: given, r"item 0: augment\(\) returns 3 values, expected a pair"),
+        (lambda self, x, t, g: (x, t[0]), r"item 0: the targets of item 0 are no list"),
+        (lambda self, x, t, g: (x, []), r"item 0: augment\(\) returns the targets of 0 frames for"),
+        (lambda self, x, t, g: (x * torch.nan, t), "item 0: inputs holds .* NaN"),
+        (
+            lambda self, x, t, g: (x, _other_boxes(t, lambda b: b * torch.nan)),
+            "copies: .* no place",
+        ),
+        (lambda self, x, t, g: (x, _other_boxes(t, lambda b: b[:, :4])), "copies: .* 4 fields"),
+    ],
+)
+def test_a_wrong_augment_is_named(
+    small: TinyCenter,
+    small_posterior: Posterior,
+    calibration_frames: list,
+    monkeypatch: pytest.MonkeyPatch,
+    augment: Any,
+    said: str,
+) -> None:
+    monkeypatch.setattr(TinyCenter, "augment", augment)
+    with pytest.raises(BoxcovError, match=rf"{said}.*correct augment\(\), .*--copies 0"):
+        predict_copies(ExactGLM(small, small_posterior), calibration_frames[:3], 2)
+
+
+def test_an_augment_in_place_changes_no_frame(
+    small: TinyCenter, small_posterior: Posterior, calibration_frames: list, monkeypatch
+) -> None:
+    """Otherwise each copy would be made from the copy before, and the caller's frames be lost."""
+
+    def darker(self: TinyCenter, inputs: Any, targets: Any, generator: torch.Generator) -> Any:
+        targets[0]["boxes"] = targets[0]["boxes"][:1]
+        targets[0]["labels"] = targets[0]["labels"][:1]
+        return inputs.mul_(0.9), targets
+
+    monkeypatch.setattr(TinyCenter, "augment", darker)
+    frames = deepcopy(calibration_frames[:3])
+    copies = predict_copies(ExactGLM(small, small_posterior), frames, 2)
+    for (inputs, targets), (same, objects) in zip(frames, calibration_frames):
+        assert torch.equal(inputs, same)
+        assert torch.equal(targets[0]["boxes"], objects[0]["boxes"])
+    number = copies.found.frame
+    assert torch.equal(copies.found.boxes[number == 0], copies.found.boxes[number == 1])
+
+
+def test_copies_without_a_finite_covariance_are_warned_of(
+    small: TinyCenter, small_posterior: Posterior, calibration_frames: list, monkeypatch
+) -> None:
+    def fails(self: ExactGLM, inputs: Any) -> Any:
+        raise NotFiniteError("9 of 9 covariances")
+
+    model = ExactGLM(small, small_posterior)
+    monkeypatch.setattr(ExactGLM, "with_signals", fails)
+    with pytest.warns(BoxcovWarning, match="no copy of the 3 frames .* has finite covariances"):
+        assert predict_copies(model, calibration_frames[:3], 2) is None
+
+
+@pytest.mark.parametrize("copies", [-1, 1.5, "3", None, float("nan")])
+def test_a_wrong_number_of_copies_is_refused(
+    small: TinyCenter, small_posterior: Posterior, calibration_frames: list, copies: Any
+) -> None:
+    seen: list[int] = []
+    with pytest.raises(BoxcovError, match=r"copies must be a whole number of at least 0, got"):
+        calibrate(
+            ExactGLM(small, small_posterior),
+            calibration_frames,
+            copies=copies,
+            progress=lambda done, of: seen.append(done),
+        )
+    assert not seen  # before the work
 
 
 def test_one_frame_in_place_of_a_list_is_named(

@@ -317,6 +317,11 @@ class AugmentsInPlace(Base):
         return inputs, targets
 
 
+class AugmentsInputsAlone(Base):
+    def augment(self, inputs: Any, targets: Any, generator: torch.Generator) -> Any:
+        return inputs.flip(3)
+
+
 class AugmentsToNaN(Base):
     def augment(self, inputs: Any, targets: Any, generator: torch.Generator) -> tuple[Any, Any]:
         return inputs * torch.nan, targets
@@ -366,6 +371,7 @@ BROKEN: list[tuple[Callable[[], Detector], str, str]] = [
     (CoupledSignals, "signals", "'logit' changes when another frame is in the batch"),
     (NamesVary, "signals", "a batch of two has the signals"),
     (AugmentsInPlace, "augment", "the frame itself is changed"),
+    (AugmentsInputsAlone, "augment", r"augment\(\) returns Tensor, expected a pair"),
     (AugmentsToNaN, "augment", r"the losses of copies are \[\[nan\]"),
     (StaticAbove, "select_static", r"reports 0 boxes, and select\(\) 6"),
     (StaticLabels, "select_static", r"labels are not those of select\(\)"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -83,12 +85,27 @@ class Idle(nn.Module):
 
 def test_a_layer_that_does_not_run_is_called_so() -> None:
     message = (
-        r"posterior: net\.idle\.weight, net\.idle\.bias \(a layer that does not run.*"
+        r"posterior: net\.idle\.weight, net\.idle\.bias \(a layer that does not run in forward.*"
         r"exclude=\['net\.idle'\]"
     )
     with pytest.raises(BoxcovError, match=message) as error:
         fit(NetDetector(Idle()), [random_item()])
     assert "factored" not in str(error.value)
+
+
+class LateLayer(NetDetector):
+    """A layer that runs in loss(), not in forward()."""
+
+    def loss(self, raw: Any, targets: Any) -> Tensor:
+        return super().loss({"map": self.net.idle(raw["map"][..., None])[..., 0]}, targets)
+
+
+def test_a_layer_that_runs_in_the_loss_alone_is_called_so() -> None:
+    detector = LateLayer(Idle())
+    with pytest.raises(BoxcovError, match=r"does not run in forward\(\).*exclude=\['net\.idle'\]"):
+        fit(detector, [random_item()])
+    options = FitOptions(exclude=["net.idle"])
+    assert set(fit(detector, [random_item()], options=options).blocks) == {"net.conv"}
 
 
 def test_excluded_modules_are_constants() -> None:

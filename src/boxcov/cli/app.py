@@ -33,6 +33,7 @@ from boxcov.cli.stream import stream
 from boxcov.cli.train import train
 from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.pipeline.terminal import output_error, replace_line, say
+from boxcov.pipeline.user_code import UserCodeError
 from boxcov.version import __version__
 
 # by the panels of the help: every command, with the arguments of examples
@@ -102,8 +103,9 @@ def build_app() -> PanelGroup:
 def main() -> None:
     """Run the command line.
 
-    Exit codes: 0 for success, 1 with one line on stderr for an error of the user, 2 for a wrong
-    option, 130 after SIGINT, 141 if nobody reads the output, 143 after SIGTERM.
+    Exit codes: 0 for success, 1 with one line on stderr for an error of the user (below a
+    traceback if the user's own code raised it), 2 for a wrong option, 130 after SIGINT, 141 if
+    nobody reads the output, 143 after SIGTERM.
     """
     before = signal.signal(signal.SIGTERM, _terminate)
     with warnings.catch_warnings():
@@ -116,6 +118,8 @@ def main() -> None:
         except click.Abort:
             sys.exit(130)
         except BoxcovError as error:
+            if isinstance(error, UserCodeError):
+                say(error.user_traceback(), sys.stderr)
             say(f"boxcov: {error}", sys.stderr, one_line=True)
             sys.exit(1)
         except OSError as error:

@@ -37,7 +37,7 @@ from boxcov.error_model.network import (
 from boxcov.error_model.regions import class_range_index, fit_regions
 from boxcov.error_model.student_t import fit_student, missing_noise
 from boxcov.error_model.unusual_frames import certainty_bound, fit_widening
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, check_whole
 from boxcov.evaluate.ground_truth import match_detections
 from boxcov.evaluate.label_convention import warn_of_convention
 from boxcov.evaluate.records import Records
@@ -87,6 +87,7 @@ def calibrate(
             "MCGLM, GLM, or MCI with a posterior"
         )
     iou_thresholds(model.linearized.shadow.box_fields, threshold)  # before the work
+    check_whole("copies", copies, 0)
     check_count(frames)
     found, truth = predict_frames(model, frames, progress)
     warn_of_convention(found, truth)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from warnings import warn
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from boxcov.concatenation import concatenate
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.error_model.network import FOLDS, Progress
-from boxcov.errors import BoxcovError, NotFiniteError
+from boxcov.errors import BoxcovError, BoxcovWarning, NotFiniteError
 from boxcov.evaluate.ground_truth import GroundTruth, check_targets, match_detections
 from boxcov.evaluate.records import Records
 from boxcov.predict.predictor import Predictor
@@ -98,13 +101,44 @@ def makes_copies(detector: Detector) -> bool:
     return type(detector).augment is not Detector.augment
 
 
+def changed_copy(detector: Detector, inputs: Any, targets: Any, seed: int) -> tuple[Any, Any]:
+    """Return inputs and targets that ``augment()`` changed; raise if it returns anything else."""
+    made = detector.augment(inputs, targets, torch.Generator().manual_seed(seed))
+    if not isinstance(made, (tuple, list)) or len(made) != 2:
+        what = f"{len(made)} values" if isinstance(made, (tuple, list)) else type(made).__name__
+        raise BoxcovError(f"augment() returns {what}, expected a pair: return inputs, targets")
+    return made[0], made[1]
+
+
 def changed_copies(
     detector: Detector, inputs: Any, targets: Any, number: int, copies: int
 ) -> Iterator[tuple[Any, Any]]:
     """Yield the copies of item ``number``, the same on every call."""
     for i in range(copies):
-        generator = torch.Generator().manual_seed(number * 1_000_003 + i)
-        yield detector.augment(inputs, targets, generator)
+        # an augment() that changes its tensors in place must not change the frame
+        x, t = tree_map_only(Tensor, Tensor.clone, (inputs, targets))
+        changed, objects = changed_copy(detector, x, t, number * 1_000_003 + i)
+        check_targets(objects, number)
+        if len(objects) != len(targets):
+            raise BoxcovError(
+                f"augment() returns the targets of {len(objects)} frames for {len(targets)}: "
+                "return one dict per frame"
+            )
+        yield changed, objects
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Say in errors that a copy is wrong: without that they would blame the frame."""
+    try:
+        yield
+    except NotFiniteError:
+        raise
+    except BoxcovError as error:
+        raise BoxcovError(
+            f"{what}: {error} (correct augment(), which boxcov.check tries, or calibrate with "
+            "copies=0, on the command line --copies 0)"
+        ) from error
 
 
 def predict_copies(
@@ -112,7 +146,7 @@ def predict_copies(
 ) -> CopiedBoxes | None:
     """Return the boxes of ``copies`` changed copies of each frame.
 
-    None if the detector cannot make them. A copy whose numbers are not finite is left out.
+    None if the detector cannot make them. A copy whose covariances are not finite is left out.
     """
     detector = model.linearized.shadow
     if not copies or not makes_copies(detector):
@@ -121,17 +155,25 @@ def predict_copies(
     source: list[int] = []  # of each copy
     for number in range(len(frames)):
         inputs, target = frames[number]
-        for changed, objects in changed_copies(detector, inputs, target, number, copies):
-            try:
-                collected.add(model.with_signals(changed), objects)
-            except NotFiniteError:
-                continue
-            source += range(first, first + len(target))
+        with _named(f"copies of item {number}"):
+            for changed, objects in changed_copies(detector, inputs, target, number, copies):
+                try:
+                    collected.add(model.with_signals(changed), objects)
+                except NotFiniteError:
+                    continue
+                source += range(first, first + len(target))
         first += len(target)
         if progress is not None:
             progress(number + 1, len(frames))
     if not collected.found:
+        warn(
+            f"no copy of the {len(frames)} frames by augment() has finite covariances: the error "
+            "model learns from the frames alone",
+            BoxcovWarning,
+            stacklevel=3,
+        )
         return None
-    found, truth = collected.together()
-    records = match_detections(found, truth, threshold=-1.0)
+    with _named("copies"):
+        found, truth = collected.together()
+        records = match_detections(found, truth, threshold=-1.0)
     return CopiedBoxes(found, records, torch.tensor(source)[found.frame])

@@ -1,7 +1,7 @@
 """Are the labels in the convention of the detector's boxes, or would another reading fit better?
 
 Labels with yaw in degrees, or with w and l swapped, calibrate without an error. Each known reading
-of the labels is paired with the confident boxes anew, and the agreement is compared.
+of the labels is paired with the confident boxes, and the agreements are compared.
 """
 
 from __future__ import annotations

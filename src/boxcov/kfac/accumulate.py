@@ -317,7 +317,7 @@ def _unsupported_message(detector: nn.Module, lost: list[str], shared: list[str]
     reasons = {
         "not, or not only, the weight or bias of a linear layer or convolution": other,
         "the bias of several layers": shared,
-        "a layer that does not run, or not with this weight alone": idle,
+        "a layer that does not run in forward(), or not with this weight alone": idle,
     }
     named = [f"{join_names(names)} ({reason})" for reason, names in reasons.items() if names]
     return (

@@ -119,9 +119,8 @@ def _warn_of_fit_frames(posterior: Posterior, source: DataOptions, length: int) 
     split = about.get("split", default_training_split(data))
     name = f"{data} {split} seed {about.get('seed')}"
     try:
-        count = ceil(
-            posterior.frames / float(about.get("fraction", 1))
-        )  # before the share is drawn
+        # before the share is drawn
+        count = ceil(posterior.frames / float(about.get("fraction", 1)))
         is_same = shares_frames(name, count, source, length)
     except (ArithmeticError, ValueError):  # the meta data are free texts
         return

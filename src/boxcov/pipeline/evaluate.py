@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
+from warnings import warn
 
 from boxcov._torch.distributed import World, join_process_group
 from boxcov.data.loader import load_items
 from boxcov.detections import Detections
-from boxcov.errors import BoxcovError
-from boxcov.evaluate.ground_truth import GroundTruth
+from boxcov.errors import BoxcovError, BoxcovWarning
+from boxcov.evaluate.ground_truth import GroundTruth, match_detections
 from boxcov.evaluate.summary import table
 from boxcov.input_file import reading
 from boxcov.pipeline.block_store import BlockStore
@@ -27,6 +28,8 @@ from boxcov.pipeline.paths import holds_output
 from boxcov.report.page import write
 from boxcov.report.study import Study
 from boxcov.version import __version__
+
+_FEW = 20  # boxes or objects: too few to tell whether they belong together
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,8 @@ def run(options: EvaluateCommand, progress: Progress = silent) -> Evaluation | N
     if truth is None:
         return None
     study = _build_study(options, files, truth)
+    if options.source.data is not None:
+        _warn_of_other_frames(options, files, truth)
     records = {method.name: method.records for method in study.methods}
     rows = table(records, options.replicates, options.seed)
     if options.out is not None and store is not None:
@@ -87,6 +92,29 @@ def _load_files(options: EvaluateCommand) -> _Files:
         )
     frames = load_in_background(frames, options.workers, "cpu", source.seed)
     return _Files(dict(zip(names, found)), source, frames)
+
+
+def _warn_of_other_frames(options: EvaluateCommand, files: _Files, truth: GroundTruth) -> None:
+    """Warn if boxes match objects of the given frames no more often than by chance.
+
+    Chance is the number of matches if each frame has the boxes of the frame half a split away.
+    """
+    frames, where = truth.frames, _data_name(files.source)
+    for path, found in zip(options.predictions, files.found.values()):
+        records = match_detections(found, truth)
+        paired, possible = int(records.paired.sum()), min(len(records), len(truth.labels))
+        if possible < _FEW or 4 * paired > possible:
+            continue
+        other = replace(found, frame=(found.frame + frames // 2) % frames)
+        by_chance = int(match_detections(other, truth).paired.sum()) if frames > 1 else 0
+        if paired <= 2 * by_chance + possible // 20:
+            warn(
+                f"{path}: {paired} of {len(records)} boxes match one of the {len(truth.labels)} "
+                f"objects of {where}, as few as by chance: the file may be of other frames. Give "
+                "the --data, --split and --count that it was predicted on",
+                BoxcovWarning,
+                stacklevel=2,
+            )
 
 
 def _method_names(paths: Sequence[Path]) -> list[str]:
@@ -149,7 +177,12 @@ def _build_study(options: EvaluateCommand, files: _Files, truth: GroundTruth) ->
     shown = range(min(options.scenes, len(files.frames)))
     items = load_items(files.frames, shown)
     inputs = {number: inputs for number, (inputs, _) in zip(shown, items)}
-    data = " ".join(part for part in (files.source.data, files.source.split) if part)
+    data = _data_name(files.source)
     with reading(", ".join(map(str, options.predictions)), "predictions"):
         study = Study.of_objects(files.found, truth, inputs, f"Uncertainty of boxes: {data}")
     return replace(study, about={"data": data, **study.about})
+
+
+def _data_name(source: DataOptions) -> str:
+    """Return the data and the split, for titles and messages."""
+    return " ".join(part for part in (source.data, source.split) if part)

@@ -17,7 +17,7 @@ from boxcov.errors import BoxcovError, did_you_mean, join_names
 from boxcov.input_file import MAX_FRAMES, conform
 from boxcov.pipeline.kitti_axes import KittiAsNuScenes, has_kitti_classes
 from boxcov.pipeline.options import DataOptions, PredictedData
-from boxcov.pipeline.user_code import PREFIX, load_function
+from boxcov.pipeline.user_code import PREFIX, load_function, user_code
 
 Progress = Callable[[int, int], None]  # frames done, frames in total
 SIMULATED_SPLITS = {"train": 0, "test": 1000, "val": 2000}  # added to the seed
@@ -93,11 +93,13 @@ class UserFrames(FrameSequence):
                 f"{where} returns a {type(frames).__name__}, expected a sequence of "
                 "(inputs, targets): a list, or an object with a length and an index"
             )
-        super().__init__(len(frames))
+        with user_code(where):
+            super().__init__(len(frames))
         self.frames, self.where = frames, where
 
     def load(self, index: int) -> Any:
-        frame = self.frames[index]
+        with user_code(f"{self.where}, frame {index}"):
+            frame = self.frames[index]
         if not isinstance(frame, (tuple, list)) or len(frame) != 2:
             raise BoxcovError(
                 f"{self.where}: frame {index} is a {type(frame).__name__}, expected a pair "

@@ -81,8 +81,8 @@ def run(
         is_calibrated = model.error_model is not None
         fields = tuple(detector.box_fields)
         check_format(options.format, frames, fields, is_calibrated, options.message)
-        about = {**_posterior_meta(estimator_options), **options.detector_meta, **frames_meta}
-        meta = _meta(model, about)
+        about = {**posterior_meta(estimator_options), **options.detector_meta, **frames_meta}
+        meta = model_meta(model, about)
         loaded = load_in_background(frames, options.workers, device, seed)
         compute = partial(_predict_block, model, total=len(frames), progress=progress)
         store.fill(loaded, meta, compute, world, progress)
@@ -96,8 +96,8 @@ def run(
     return {"out": str(options.out), **_summary(found), **meta}
 
 
-def _meta(model: Predictor, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a file says about its boxes, as when it is read: tuples become lists."""
+def model_meta(model: Predictor, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how boxes were computed, as when it is read from a file: tuples become lists."""
     settings = model.settings()
     if model.error_model is not None:
         settings["error_model"] = model.error_model.summary()
@@ -221,7 +221,7 @@ def predictor_of(
     return MCGLM(detector, posterior, samples, seed=seed, with_logit=with_logit)
 
 
-def _posterior_meta(options: EstimatorOptions) -> dict[str, Any]:
+def posterior_meta(options: EstimatorOptions) -> dict[str, Any]:
     """Return the path and the hash of the posterior."""
     if options.posterior is None or options.method == "nms":
         return {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -25,7 +25,7 @@ from boxcov.pipeline.frame_files import (
     paths_from_lines,
 )
 from boxcov.pipeline.options import StreamCommand
-from boxcov.pipeline.predict import build_predictor
+from boxcov.pipeline.predict import build_predictor, model_meta, posterior_meta
 from boxcov.pipeline.show import Add, check_show, pictures
 from boxcov.pipeline.terminal import say
 from boxcov.predict.predictor import Predictor
@@ -44,6 +44,7 @@ clock = time.perf_counter
 def run(options: StreamCommand, out: TextIO, latencies: Latencies) -> None:
     """Write one JSON line per frame to ``out``, and add the time of each frame to ``latencies``.
 
+    The first line also states how all of them are computed, as ``meta`` of ``boxcov predict``.
     A frame that cannot be read gives a line with an error, and the stream continues; raise at the
     end if there was one.
     """
@@ -67,11 +68,13 @@ def run(options: StreamCommand, out: TextIO, latencies: Latencies) -> None:
     )
     entries = islice(look_at_first(detector, entries), options.count)
     predict = partial(predict_line, model, with_covariance=options.with_covariance)
+    about = {**posterior_meta(estimator), **options.detector_meta, "seed": options.seed}
+    meta = model_meta(model, about)
     done = failed = 0
     stop: BaseException | None = None
     with pictures(options.show) as show:
         try:
-            done, failed = write_lines(partial(predict, show=show), entries, out, latencies)
+            done, failed = write_lines(partial(predict, show=show), entries, out, latencies, meta)
         except (KeyboardInterrupt, SystemExit) as error:
             stop = error  # Ctrl-C is how a watched folder ends: its video is written first
     if stop is not None:
@@ -113,8 +116,12 @@ def write_lines(
     entries: Iterable[Entry],
     out: TextIO,
     latencies: Latencies,
+    meta: Mapping[str, Any] | None = None,
 ) -> tuple[int, int]:
-    """Write a line for each frame; return the number of frames and of failed frames."""
+    """Write a line for each frame; return the number of frames and of failed frames.
+
+    meta: how the boxes are computed, in the first line only.
+    """
     done = failed = 0
     for entry in entries:
         line = predict(entry)
@@ -123,6 +130,8 @@ def write_lines(
             failed += 1
         else:
             latencies.add(line["ms"])
+        if done == 1 and meta is not None:
+            line = {**line, "meta": meta}
         try:
             say(to_json(line, compact=True), out)
         except BoxcovError as error:

@@ -1,26 +1,78 @@
 """Load the function that ``python:MODULE:FUNCTION`` or ``python:FILE.py:FUNCTION`` names.
 
 This runs the user's own code, with all rights of the process. Nothing that boxcov reads from a file
-of results or weights can name such a function: only options of the command line do.
+of results or weights can name such a function: only options of the command line do. An error of
+that code becomes a ``UserCodeError``, one line that names the function; the command line prints the
+traceback above it.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from traceback import format_exception
 from types import ModuleType
 from typing import Any
 
 from boxcov.errors import BoxcovError
+from boxcov.input_file import shorten
 
 PREFIX = "python:"
 FORM = "python:MODULE:FUNCTION"  # or python:FILE.py:FUNCTION
 
 
-def load_function(name: str) -> Callable[..., Any]:
+class UserCodeError(BoxcovError):
+    """Code of the user raised an error, which is the ``__cause__`` of this one."""
+
+    def user_traceback(self) -> str:
+        """Return the traceback of the user's error without the frames of boxcov above it."""
+        error = self.__cause__
+        while isinstance(error, UserCodeError):  # another process of torchrun added its rank
+            error = error.__cause__
+        if error is None:
+            return ""
+        trace = error.__traceback__
+        while trace and _is_above(trace.tb_frame.f_globals.get("__name__", "")):
+            trace = trace.tb_next
+        return "".join(format_exception(type(error), error, trace)).rstrip()
+
+
+def _is_above(module: str) -> bool:
+    """Return whether frames of a module only lead to the user's code."""
+    return module.partition(".")[0] in ("boxcov", "importlib", "contextlib")
+
+
+@contextmanager
+def user_code(where: str) -> Iterator[None]:
+    """Turn errors of the user's code that runs inside into one line that starts with ``where``."""
+    try:
+        yield
+    except BoxcovError as error:  # of boxcov.wrap, for example: it says what to do
+        raise BoxcovError(f"{where}: {error}") from error
+    except Exception as error:
+        raise UserCodeError(
+            f"{where} raises {type(error).__name__}: {shorten(error, 400)}"
+        ) from error
+
+
+@dataclass(frozen=True)
+class UserFunction:
+    """A function of the user's; its errors name it and its arguments."""
+
+    name: str  # FILE.py:FUNCTION or MODULE:FUNCTION
+    function: Callable[..., Any]
+
+    def __call__(self, *arguments: Any) -> Any:
+        with user_code(f"{self.name}({', '.join(map(str, arguments))})"):
+            return self.function(*arguments)
+
+
+def load_function(name: str) -> UserFunction:
     """Return the function ``name``; modules are also looked for in the working directory."""
     where, _, function = name.removeprefix(PREFIX).rpartition(":")
     if not name.startswith(PREFIX) or not where or not function:
@@ -32,7 +84,7 @@ def load_function(name: str) -> Callable[..., Any]:
         raise BoxcovError(
             f"{where}: has no function {function!r}; it has {', '.join(known) or 'none'}"
         )
-    return found
+    return UserFunction(f"{where}:{function}", found)
 
 
 def _is_own(value: Any, module: ModuleType) -> bool:
@@ -41,15 +93,17 @@ def _is_own(value: Any, module: ModuleType) -> bool:
 
 def _load_module(name: str) -> ModuleType:
     _add_to_path(Path.cwd())
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # an import inside the user's module
-        raise BoxcovError(
-            f"no module {error.name!r} is installed or in {Path.cwd()}: give the name of a module, "
-            "or a file as python:FILE.py:FUNCTION"
-        ) from None
+    with user_code(name):
+        try:
+            return import_module(name)
+        except ModuleNotFoundError as error:
+            missing = error.name
+            if missing is None or not f"{name}.".startswith(f"{missing}."):
+                raise  # an import inside the user's module
+    raise BoxcovError(
+        f"no module {missing!r} is installed or in {Path.cwd()}: give the name of a module, "
+        "or a file as python:FILE.py:FUNCTION"
+    )
 
 
 def _load_file(path: Path) -> ModuleType:
@@ -67,7 +121,8 @@ def _load_file(path: Path) -> ModuleType:
     module = module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look their module up
     try:
-        spec.loader.exec_module(module)
+        with user_code(name):
+            spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
