@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from importlib import import_module
 from numbers import Integral
+from traceback import format_exception
 from typing import Any, get_args
 
 _PIP_NAMES = {"rerun": "rerun-sdk", "PIL": "pillow", "yaml": "pyyaml"}
@@ -38,6 +39,27 @@ class NotFiniteFrameError(BoxcovError):
 
     ``FitOptions(nonfinite="skip")`` leaves such frames out.
     """
+
+
+class UserCodeError(BoxcovError):
+    """Code of the user raised an error, which is the ``__cause__`` of this one."""
+
+    def user_traceback(self) -> str:
+        """Return the traceback of the user's error without the frames of boxcov above it."""
+        error = self.__cause__
+        while isinstance(error, UserCodeError):  # another process of torchrun added its rank
+            error = error.__cause__
+        if error is None:
+            return ""
+        trace = error.__traceback__
+        while trace and _is_above(trace.tb_frame.f_globals.get("__name__", "")):
+            trace = trace.tb_next
+        return "".join(format_exception(type(error), error, trace)).rstrip()
+
+
+def _is_above(module: str) -> bool:
+    """Return whether frames of a module only lead to the user's code."""
+    return module.partition(".")[0] in ("boxcov", "importlib", "contextlib")
 
 
 def join_names(names: Iterable[str], most: int = 8) -> str:

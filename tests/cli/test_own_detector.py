@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from boxcov import BoxcovError, Detections, ExactGLM, Posterior, join_frames
+from boxcov.errors import UserCodeError
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frames import load_frames
 from boxcov.pipeline.options import DataOptions
-from boxcov.pipeline.user_code import UserCodeError, load_function
+from boxcov.pipeline.user_code import load_function
 from helpers import own_detector
 from helpers.command_line import boxcov
 

@@ -14,7 +14,7 @@ from boxcov.detectors.tiny import TinyCenter
 
 METHODS = {
     "mcglm": lambda d, p: MCGLM(d, p),
-    "mcglm fd": lambda d, p: MCGLM(d, p, derivative="fd", epsilon=1e-5),
+    "mcglm fd": lambda d, p: MCGLM(d, p, derivative="fd", epsilon=3e-5),
     "glm": lambda d, p: GLM(d, p),
     "exact": lambda d, p: ExactGLM(d, p),
     "exact, mc below": lambda d, p: ExactGLM(d, p, samples=4),

@@ -31,9 +31,8 @@ from boxcov.cli.rank import rank
 from boxcov.cli.reproduce import reproduce
 from boxcov.cli.stream import stream
 from boxcov.cli.train import train
-from boxcov.errors import BoxcovError, BoxcovWarning
+from boxcov.errors import BoxcovError, BoxcovWarning, UserCodeError
 from boxcov.pipeline.terminal import output_error, replace_line, say
-from boxcov.pipeline.user_code import UserCodeError
 from boxcov.version import __version__
 
 # by the panels of the help: every command, with the arguments of examples

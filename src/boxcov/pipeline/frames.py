@@ -207,9 +207,9 @@ def preload_frames(frames: Sequence[Any], device: str, progress: Progress = sile
 def default_training_split(data: str) -> str:
     """Return the split of ``load_frames``: frames that a detector is usually trained on."""
     kind, _, where = data.partition(":")
-    return {"nuscenes": f"{_mini(where)}train", "kitti": "training", "coco": "train2017"}.get(
-        kind, "train"
-    )
+    if kind == "nuscenes":
+        return f"{_mini(where)}train"
+    return {"kitti": "training", "coco": "train2017"}.get(kind, "train")
 
 
 def default_test_split(data: str) -> str:

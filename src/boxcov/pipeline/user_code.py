@@ -15,36 +15,14 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from traceback import format_exception
 from types import ModuleType
 from typing import Any
 
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, UserCodeError
 from boxcov.input_file import shorten
 
 PREFIX = "python:"
 FORM = "python:MODULE:FUNCTION"  # or python:FILE.py:FUNCTION
-
-
-class UserCodeError(BoxcovError):
-    """Code of the user raised an error, which is the ``__cause__`` of this one."""
-
-    def user_traceback(self) -> str:
-        """Return the traceback of the user's error without the frames of boxcov above it."""
-        error = self.__cause__
-        while isinstance(error, UserCodeError):  # another process of torchrun added its rank
-            error = error.__cause__
-        if error is None:
-            return ""
-        trace = error.__traceback__
-        while trace and _is_above(trace.tb_frame.f_globals.get("__name__", "")):
-            trace = trace.tb_next
-        return "".join(format_exception(type(error), error, trace)).rstrip()
-
-
-def _is_above(module: str) -> bool:
-    """Return whether frames of a module only lead to the user's code."""
-    return module.partition(".")[0] in ("boxcov", "importlib", "contextlib")
 
 
 @contextmanager
