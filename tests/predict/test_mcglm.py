@@ -164,7 +164,7 @@ def test_fd_warns_once_of_a_bad_step(tiny, posterior, image, epsilon: float) -> 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model(image)  # said once
-        MCGLM(tiny, posterior, derivative="fd", epsilon=1e-4)(image)
+        MCGLM(tiny, posterior, derivative="fd", epsilon=1e-5)(image)
 
 
 # samples
