@@ -11,6 +11,7 @@ import sys
 import time
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,6 +44,14 @@ def made(tmp_path_factory) -> tuple[str, Path, Path]:
     return word, folder / "p.safetensors", frames
 
 
+def with_risk(posterior: Path, detector: Any, path: Path) -> Path:
+    """Write the posterior with an error model to ``path``, and return it."""
+    plain = Posterior.load(posterior, detector)
+    model = make_error_model(detector.box_fields, detector.classes, "exact", plain.fingerprint)
+    plain.with_error_model(model).save(path)
+    return path
+
+
 def lines(text: str) -> list[dict]:
     return [json.loads(line) for line in text.splitlines()]
 
@@ -50,10 +59,7 @@ def lines(text: str) -> list[dict]:
 def test_lines_of_a_calibrated_posterior_hold_the_risk(made, tmp_path) -> None:
     word, posterior, frames = made
     detector = load_detector(word)
-    plain = Posterior.load(posterior, detector)
-    model = make_error_model(detector.box_fields, detector.classes, "exact", plain.fingerprint)
-    calibrated = tmp_path / "c.safetensors"
-    plain.with_error_model(model).save(calibrated)
+    calibrated = with_risk(posterior, detector, tmp_path / "c.safetensors")
     words = f"--detector {word} --posterior {calibrated} --points plain --count 1"
     done = boxcov(f"stream --source {frames} {words}")
     assert done.code == 0, done.err
@@ -100,11 +106,7 @@ def test_lines_are_compact(made) -> None:
 
 def test_first_line_states_how_all_are_computed(made, tmp_path) -> None:
     word, posterior, frames = made
-    detector = load_detector(word)
-    plain = Posterior.load(posterior, detector)
-    model = make_error_model(detector.box_fields, detector.classes, "exact", plain.fingerprint)
-    calibrated = tmp_path / "c.safetensors"
-    plain.with_error_model(model).save(calibrated)
+    calibrated = with_risk(posterior, load_detector(word), tmp_path / "c.safetensors")
     words = f"--source {frames} --detector {word} --posterior {calibrated} --points plain"
     first, second = lines(boxcov(f"stream {words} --count 2").out)
     assert "meta" not in second
