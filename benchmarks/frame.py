@@ -6,9 +6,9 @@ Stages: milliseconds as a CUDA graph, launches, busy time, and the least time in
 could do the same operations and read and write the same bytes once. NMS is part of the selection,
 and shown by itself beside torchvision's, which takes boxes without rotation and runs outside a
 graph. Ways to run a frame: as it is, compiled (boxes bit for bit), fused, and batches of eight.
-Medians of 30 after a warm-up, with synchronization. Writes performance-stages.json and
-performance-frame.json, the tables of docs/results/frame.md; their names end in -cpu without a GPU,
-where a stage runs step by step, and medians are of 3.
+Medians of 30 after a warm-up, with synchronization. Writes performance-stages.json,
+performance-frame.json and performance-methods.json, the tables of docs/results/frame.md; their
+names end in -cpu without a GPU, where a stage runs step by step, and medians are of 3.
 """
 
 from __future__ import annotations
@@ -47,6 +47,23 @@ from boxcov.static_selection import StaticLimits, static_nms
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROUNDS = 30 if DEVICE == "cuda" else 3
 BATCH = 8
+_KERNELS = (
+    " Busy: the sum of the times of all kernels, more than ms where kernels run side by side. "
+    "Launches: kernels and copies."
+    if DEVICE == "cuda"
+    else ""
+)
+NOTES = {
+    "stages": f"Medians of {ROUNDS}.{_KERNELS} GFLOP: products and convolutions. MB: inputs, "
+    "weights and outputs, each once. Limit: the larger of the times for GFLOP and for MB, at the "
+    "rates of a large product and of a large copy on the same machine.",
+    "frame": f"Medians of {ROUNDS}, everything included. Compiled: boxes bit for bit those of the "
+    "detector. Fused: equal up to rounding, bit for bit with and without covariances.",
+    "methods": f"k = 10 samples. As published: finite differences of whole passes, one after the "
+    f"other; one backward pass per output, extrapolated from {GLM_OUTPUTS}. MC dropout runs the "
+    f"head once per box and pass; it was not written for a GPU. MC-GLM: medians of {ROUNDS}; as "
+    "published, and MC dropout: of 3.",
+}  # by table
 
 
 @dataclass(frozen=True)
@@ -93,7 +110,7 @@ class Case:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("networks", nargs="*", default=["pillar", "voxel", "small"])
-    parser.add_argument("--out", type=Path, help="folder for the two JSON files")
+    parser.add_argument("--out", type=Path, help="folder for the three JSON files")
     args = parser.parse_args()
     stages: list[list[Any]] = []
     frames: list[list[Any]] = []
@@ -190,7 +207,7 @@ def stages_of(case: Case, compiled: CompiledModel) -> Iterator[tuple[str, Any, A
     def nms(_: Tensor) -> Any:
         return static_nms(_static_suppressions(ranked, detector.config, case.limits.pairs)[0])
 
-    yield "NMS alone", nms, (features,), []
+    yield "of which NMS", nms, (features,), []
     assert function.covariance is not None
     covariance = function.covariance(point, static)
     yield "covariance", lambda _: function.covariance(point, static), (features,), []  # type: ignore[misc]
@@ -301,54 +318,56 @@ def write(folder: Path, stages: list[list[Any]], frames: list[list[Any]]) -> Non
         "date": str(datetime.date.today()),
         "machine": f"{machine}, torch {torch.__version__}",
     }
-    stage_table = {
-        "title": f"Stages of a fused frame{', as CUDA graphs' if DEVICE == 'cuda' else ''}",
-        **common,
-        "columns": [
-            "network",
-            "precision",
-            "stage",
-            "ms",
-            "busy ms",
-            "launches",
-            "GFLOP",
-            "MB",
-            "limit ms",
-        ],
-        "digits": [None, None, None, 2, 2, None, 1, 0, 2],
-        "rows": stages,
-        "notes": [
-            f"Medians of {ROUNDS}. GFLOP: products and convolutions. MB: inputs, "
-            "weights and outputs, each once. Limit: the larger of both, at the rates of a large "
-            "product and of a large copy on the same machine."
-        ],
+    whole = [row for row in frames if row[4] is not None]  # with a compiled form
+    others: dict[tuple[str, str], list[float]] = {}
+    for network, precision, _, ms, compiled, *_ in frames:
+        if compiled is None:
+            others.setdefault((network, precision), []).append(ms)
+    columns = {
+        "stages": ["stage", "ms", "busy ms", "launches", "GFLOP", "MB", "limit ms"],
+        "frame": ["method", "as it is", "compiled", "fused", "frames per second in batches of 8"],
+        "methods": ["MC-GLM", "MC-GLM as published", "MC dropout", "GLM as published"],
     }
-    frame_table = {
-        "title": "Whole frame from points to boxes, milliseconds",
-        **common,
-        "columns": [
-            "network",
-            "precision",
-            "method",
-            "as it is",
-            "compiled",
-            "fused",
-            "frames per second in batches of 8",
-        ],
-        "digits": [None, None, None, 1, 1, 1, 0],
-        "rows": frames,
-        "notes": [
-            f"Medians of {ROUNDS}, everything included. Compiled: boxes bit for bit those of the "
-            "detector. Fused: equal up to rounding, bit for bit with and without covariances.",
-            "As published: finite differences of whole passes, one after the other; one backward "
-            f"pass per output, extrapolated from {GLM_OUTPUTS}. MC dropout runs the head once per "
-            "box and pass; it was not written for a GPU. Medians of 3.",
-        ],
+    digits = {
+        "stages": [None, 2, 2, None, 1, 0, 2],
+        "frame": [None, 1, 1, 1, 0],
+        "methods": [1, 1, 1, 0],
+    }
+    titles = {
+        "stages": f"Stages of a fused frame{', as CUDA graphs' if DEVICE == 'cuda' else ''}",
+        "frame": "Whole frame from points to boxes, milliseconds",
+        "methods": "Other methods on the head, as they are, milliseconds per frame",
+    }
+    rows = {
+        "stages": stages,
+        "frame": whole,
+        "methods": [[*key, *times] for key, times in others.items()],
     }
     folder.mkdir(parents=True, exist_ok=True)
-    for name, table in (("stages", stage_table), ("frame", frame_table)):
-        suffix = "" if DEVICE == "cuda" else "-cpu"
-        (folder / f"performance-{name}{suffix}.json").write_text(json.dumps(table, indent=1) + "\n")
+    suffix = "" if DEVICE == "cuda" else "-cpu"
+    for name, title in titles.items():
+        table = {
+            "title": title,
+            **common,
+            "columns": ["network", "precision", *columns[name]],
+            "digits": [None, None, *digits[name]],
+            "rows": rows[name],
+            "notes": [NOTES[name]],
+        }
+        path = folder / f"performance-{name}{suffix}.json"
+        path.write_text(json.dumps(without_empty_columns(table), indent=1) + "\n")
+
+
+def without_empty_columns(table: dict[str, Any]) -> dict[str, Any]:
+    """Return a table without the columns that this machine cannot measure."""
+    rows = table["rows"]
+    kept = [k for k in range(len(table["columns"])) if any(row[k] is not None for row in rows)]
+    return {
+        **table,
+        "columns": [table["columns"][k] for k in kept],
+        "digits": [table["digits"][k] for k in kept],
+        "rows": [[row[k] for k in kept] for row in rows],
+    }
 
 
 if __name__ == "__main__":
