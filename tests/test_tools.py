@@ -244,6 +244,8 @@ def test_the_command_line_page_lists_every_command() -> None:
     commands = re.findall(r"^## (\w+)$", page, re.MULTILINE)
     assert {"fit", "predict", "evaluate", "calibrate", "demo", "stream"} <= set(commands)
     assert "|`--detector`|`centerpoint:small`|" in page
+    assert "|`--legacy`, `--no-legacy`|what the checkpoint tells|" in page
+    assert "|`--count`|100 simulated frames, or the whole split|" in page
 
 
 def test_docstrings_become_markdown() -> None:

@@ -35,7 +35,7 @@ def page() -> str:
 
 
 def _section(name: str, command: Any) -> str:
-    lines = [f"## {name}", "", _plain(command.help), ""]
+    lines = [f"## {name}", "", inspect.cleandoc(command.help), ""]
     examples = [text.removeprefix("Example: ") for text in (command.epilog or "").split("\n\n")]
     lines += ["```sh", *examples, "```", ""]
     lines += ["|option|default|meaning|", "|---|---|---|"]
@@ -44,14 +44,21 @@ def _section(name: str, command: Any) -> str:
 
 
 def _option(option: Any) -> str:
-    names = ", ".join(f"`{name}`" for name in option.opts)
+    names = ", ".join(f"`{name}`" for name in [*option.opts, *option.secondary_opts])
     choices = (option.metavar or "").split("|")
     if len(choices) > 1:
         names += " " + " or ".join(f"`{choice}`" for choice in choices)
+    default = "required" if option.required else _default(option)
+    return f"|{names}|{default}|{_plain(option.help)}|"
+
+
+def _default(option: Any) -> str:
+    """Return the default as ``-h`` shows it: in words if the option has them, else its value."""
+    if isinstance(option.show_default, str):
+        return _plain(option.show_default)
     values = option.default if option.multiple else (option.default,)
     shown = [f"`{value}`" for value in values if isinstance(value, (str, int, float, Path))]
-    default = "" if option.is_flag else ", ".join(shown)
-    return f"|{names}|{'required' if option.required else default}|{_plain(option.help)}|"
+    return "" if option.is_flag else ", ".join(shown)
 
 
 def _plain(text: str | None) -> str:

@@ -7,7 +7,7 @@ from boxcov.pipeline.options import RankCommand
 
 
 def rank(options: RankCommand) -> Output:
-    """Order frames, and their boxes, by how much a look at them pays.
+    """Order frames and their boxes: which to label or check first.
 
     Take risk to label frames where the detector fails, epistemic to label frames unlike the
     training data, and disagreement to find wrong labels in labelled frames. risk and disagreement

@@ -1,4 +1,4 @@
-"""``boxcov rank``: order frames and boxes by how much a look at them pays."""
+"""``boxcov rank``: order frames and boxes, those to label or check first."""
 
 from __future__ import annotations
 

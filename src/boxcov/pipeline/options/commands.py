@@ -245,13 +245,16 @@ class CalibrateCommand(DetectorOptions):
     threshold: float | None = option(
         None,
         METHOD,
-        "A box whose IoU with its object is below this is misplaced: 0.1, 0.2 to 0.9 for LiDAR, "
-        "0.55, 0.6 to 0.95 for images.",
+        "A box whose IoU with its object is below this is misplaced: 0.1, 0.2, ... 0.9 for "
+        "LiDAR, 0.55, 0.6, ... 0.95 for images.",
         shown="0.4 for LiDAR, 0.7 for images",
         within="(0, 1)",
     )
     fit_share: float = option(
-        0.5, METHOD, "Fraction of the frames, from the first on, for the fit.", within="(0, 1)"
+        0.5,
+        METHOD,
+        "The report fits on this fraction of the frames, the first ones, and judges the others.",
+        within="(0, 1)",
     )
     copies: int = option(
         3,

@@ -22,6 +22,7 @@ split = partial(
     INPUT,
     "train, test or val for simulated frames; the name of a split otherwise, optionally with a "
     "range of its frames: 'train[:28]'.",
+    shown="simulated: val for calibrate, test for predict and rank, otherwise train",
 )
 count = partial(option, None, INPUT, within="[1, inf)")
 sweeps = partial(
