@@ -143,9 +143,9 @@ def report(folder: Path) -> None:
         few.save(path, optimize=True)
 
 
-# the last listed box that has an object, but is bad: the one of lowest risk
+# the last listed box that is misplaced: the one of lowest risk
 _PIN = """const rows = [...document.querySelectorAll("#list tbody tr")];
-rows.findLast((row) => row.lastChild.textContent === "bad").click();"""
+rows.findLast((row) => row.lastChild.textContent === "misplaced").click();"""
 PICTURES = {"drive": drive, "gate": gate, "frame": frame, "image": image, "report": report}
 
 

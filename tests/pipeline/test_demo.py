@@ -62,7 +62,7 @@ def test_printed_text(out: Path) -> None:
     text = (out / "printed.txt").read_text()
     for words in (
         "bad boxes",
-        "promised by the risk",
+        "predicted by the risk",
         "errors inside the 90% regions",
         "cost, in plain frames",
         f"clear, plain: {out}/clear/report.html",

@@ -44,11 +44,11 @@ def test_thresholds_of_a_probability_are_its_values() -> None:
     assert line.x[-1] == 1
 
 
-def test_risk_diagram_shows_promised_and_happened() -> None:
+def test_risk_diagram_shows_predicted_and_observed() -> None:
     study = random_study(seed=2)
     records = study.methods[0].records
     chart = calibration_charts(study)[0]
-    assert chart.title == "Risk: promised and happened"
+    assert chart.title == "Risk: predicted and observed"
     assert [line.name for line in chart.lines] == ["exact"]  # the others have no risk
     order = np.argsort(records.risk)
     tenth = order[: -(-len(order) // 10)]

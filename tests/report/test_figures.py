@@ -65,9 +65,9 @@ def test_one_call_draws_the_chart_of_the_report() -> None:
 
     records = calibrated_records(3)
     axes = evaluate.plot_reliability(records)
-    promised, happened = risk_bins(records)
+    predicted, observed = risk_bins(records)
     drawn = {line.get_label(): line.get_data() for line in axes.lines}
-    np.testing.assert_array_equal(drawn["boxes"], [promised, happened])
+    np.testing.assert_array_equal(drawn["boxes"], [predicted, observed])
     assert set(drawn) == {"ideal", "boxes"}
     _, (left, right) = plt.subplots(1, 2)
     assert evaluate.plot_coverage({"a": records, "b": calibrated_records(4)}, left) is left

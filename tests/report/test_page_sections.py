@@ -56,7 +56,7 @@ def marks(page: Browser, title: str) -> np.ndarray:
 
 
 def test_the_reliability_diagram_is_drawn(page: Browser) -> None:
-    drawn = marks(page, "Risk: promised and happened")
+    drawn = marks(page, "Risk: predicted and observed")
     expected = np.stack(risk_bins(STUDY.methods[0].records))
     np.testing.assert_allclose(drawn, expected, atol=0.001)
 

@@ -31,7 +31,7 @@ def demo(options: DemoCommand) -> Output:
 
 
 def _table(scenarios: list[Scenario]) -> Table:
-    """Return one column per scenario: what was promised, and what happened."""
+    """Return one column per scenario: what was predicted, and what was observed."""
     from rich.table import Table
 
     from boxcov.pipeline.demo import HIGH, LOW, WIDTHS
@@ -45,7 +45,7 @@ def _table(scenarios: list[Scenario]) -> Table:
 
     add("boxes", [str(n["boxes"]) for n in all_numbers])
     add("bad boxes: no object, or IoU < 0.4", [_percent(n["bad"]) for n in all_numbers])
-    add("  promised by the risk", [_percent(n["risk"]) for n in all_numbers])
+    add("  predicted by the risk", [_percent(n["risk"]) for n in all_numbers])
     for label, name in ((f"up to {LOW:.0%}", "low risk"), (f"from {HIGH:.0%}", "high risk")):
         add(f"  bad among risks {label}", [_bad_among(n[name]) for n in all_numbers])
     add("AUROC of the risk", [f"{n['AUROC']:.3f}" for n in all_numbers])

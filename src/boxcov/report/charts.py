@@ -78,10 +78,10 @@ def reliability_charts(study: Study) -> list[LineChart]:
     lines = []
     for i, method in enumerate(study.methods):
         if method.records.risk is not None and len(method.records):
-            promised, happened = risk_bins(method.records)
-            lines.append(Line(method.name, promised, happened, i, with_markers=True))
+            predicted, observed = risk_bins(method.records)
+            lines.append(Line(method.name, predicted, observed, i, with_markers=True))
     labels = ("risk, mean of a tenth of the boxes", lines, "share of bad boxes")
-    return [LineChart("Risk: promised and happened", *labels, with_diagonal=True)] if lines else []
+    return [LineChart("Risk: predicted and observed", *labels, with_diagonal=True)] if lines else []
 
 
 def risk_bins(records: Records) -> tuple[Array, Array]:
@@ -89,8 +89,8 @@ def risk_bins(records: Records) -> tuple[Array, Array]:
     assert records.risk is not None
     order = np.argsort(records.risk, kind="stable")
     bins = [rows for rows in np.array_split(order, RISK_BINS) if len(rows)]
-    promised = np.array([records.risk[rows].mean() for rows in bins])
-    return promised, np.array([records.bad[rows].mean() for rows in bins])
+    predicted = np.array([records.risk[rows].mean() for rows in bins])
+    return predicted, np.array([records.bad[rows].mean() for rows in bins])
 
 
 def gate_charts(study: Study) -> list[LineChart]:

@@ -16,7 +16,7 @@ function row(cells, parent) {
   return line;
 }
 
-const verdictOf = (found, i) => (Number.isNaN(found.l2[i]) ? "no object" : found.bad[i] ? "bad" : "good");
+const verdictOf = (found, i) => (Number.isNaN(found.l2[i]) ? "no object" : found.bad[i] ? "misplaced" : "good");
 
 // The rows of the list, from the highest value down; choose(i) is called for a chosen box.
 function listBoxes(method, found, shown, choose) {
