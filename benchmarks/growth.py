@@ -23,7 +23,7 @@ from boxcov.pipeline.options import BenchCommand
 DATA = Path(__file__).parents[1] / "docs" / "results" / "data"
 NOTE = (
     "Medians over 2 frames and {repeats} repeats on the small CenterPoint. "
-    "The row of the plain detector is in milliseconds."
+    "The row `plain` is in milliseconds."
 )
 
 
@@ -75,7 +75,7 @@ def main() -> None:
     for by, measured in tables.items():
         columns, rows = table(measured, by)
         result = {
-            "title": f"Cost by {by}, in plain detectors",
+            "title": f"Cost by {by}, in plain frames",
             "command": f"python benchmarks/growth.py --device {options.device}",
             "date": date.today().isoformat(),
             "machine": machine,

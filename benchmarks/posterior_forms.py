@@ -153,7 +153,7 @@ def form_table(
         "digits": [None, None, 2, None],
         "rows": rows,
         "notes": [
-            f"Cost in plain detectors, median of {FRAMES} frames. Fitted on {FIT_FRAMES} frames "
+            f"Cost in plain frames, median of {FRAMES} frames. Fitted on {FIT_FRAMES} frames "
             "(the last on 4), n = 3500, prior precision auto. The default tolerance is 1e-5."
         ],
     }

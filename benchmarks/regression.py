@@ -25,7 +25,7 @@ def worsened(rows: list[dict[str, object]], record: dict[str, float]) -> list[st
     for row in rows:
         known = record.get(_key(row))
         if known is not None and float(str(row["ratio"])) > WORSE * known:
-            found.append(f"{_key(row)}: {row['ratio']:.2f} plain detectors, {known:.2f} on record")
+            found.append(f"{_key(row)}: {row['ratio']:.2f} plain frames, {known:.2f} on record")
     return found
 
 

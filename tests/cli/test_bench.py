@@ -126,6 +126,6 @@ def test_a_ratio_that_worsens_by_more_than_half_is_noticed() -> None:
     record = {"cpu, exact, samples None": 2.0}
     assert not regression.worsened([{**row, "ratio": 2.9}], record)
     assert regression.worsened([{**row, "ratio": 3.1}], record) == [
-        "cpu, exact, samples None: 3.10 plain detectors, 2.00 on record"
+        "cpu, exact, samples None: 3.10 plain frames, 2.00 on record"
     ]
     assert not regression.worsened([{**row, "method": "another", "ratio": 9.0}], record)
