@@ -163,14 +163,16 @@ class EstimatorOptions(Options):
         shown="as the posterior was calibrated, or exact",
     )
     posterior: Path | None = vocabulary.posterior(
-        text="Written by boxcov fit or calibrate; nms and mci (MC dropout) work without one.",
+        text="Written by boxcov fit or calibrate. nms and mci (MC dropout) need none, except in "
+        "boxcov calibrate.",
         shown="small, the calibrated one in the package, for centerpoint:small",
     )
     samples: int | None = option(
         None,
         METHOD,
-        "Posterior samples of mcglm and mci (10 by default); for exact, estimate the layers below "
-        "the head from this many samples. By default as the posterior was calibrated.",
+        "Posterior samples of mcglm and mci; for exact, estimate the layers below the head from "
+        "this many samples.",
+        shown="as the posterior was calibrated, or 10 for mcglm and mci",
         within="[2, inf)",
     )
 
