@@ -47,7 +47,7 @@ def predicted(folder: Path, frames: int, kind: type[Killed] = Killed) -> Killed:
     return kind(out, [*words, "--count", frames], 0, but_for_time, blocks_kept)
 
 
-def killed(run: Killed, kills: int, moments: int = 1) -> Killed:
+def assert_nothing_lost(run: Killed, kills: int, moments: int = 1) -> Killed:
     """Kill until ``moments`` different amounts were stored at a kill; a busy machine needs more."""
     while run.kills < kills or (run.kills < 5 * kills and len(run.counted) < moments):
         run.kill()
@@ -70,18 +70,18 @@ def no_processes(monkeypatch) -> None:
 
 def test_a_few_kills_lose_nothing(tmp_path, no_processes) -> None:
     """In both passes, with a worker process."""
-    killed(fitted(tmp_path, 6, "--ekfac", "--workers", 1), kills=2)
+    assert_nothing_lost(fitted(tmp_path, 6, "--ekfac", "--workers", 1), kills=2)
 
 
 @pytest.mark.slow
 def test_fifty_kills_lose_nothing(tmp_path, record_property) -> None:
     """Kills at random moments; the posterior has the bytes of an uninterrupted run."""
-    record(killed(fitted(tmp_path, 40), kills=50, moments=6), record_property)
+    record(assert_nothing_lost(fitted(tmp_path, 40), kills=50, moments=6), record_property)
 
 
 @pytest.mark.slow
 def test_kills_in_both_passes(tmp_path, record_property) -> None:
-    run = killed(fitted(tmp_path, 20, "--ekfac"), kills=20)
+    run = assert_nothing_lost(fitted(tmp_path, 20, "--ekfac"), kills=20)
     record(run, record_property)
     assert max(run.counted) > 20  # also in the second pass
 
@@ -100,7 +100,7 @@ def test_kills_of_live_checkpoints_and_blocks(tmp_path, no_processes) -> None:
 @pytest.mark.parametrize("start", [fitted, predicted])
 def test_fifty_kills_of_live_files(tmp_path, record_property, start) -> None:
     """Every kill hits a checkpoint, or a block of predictions, that is being written."""
-    run = killed(start(tmp_path, 160, kind=LiveKilled), kills=50, moments=4)
+    run = assert_nothing_lost(start(tmp_path, 160, kind=LiveKilled), kills=50, moments=4)
     record(run, record_property)
 
 
@@ -108,7 +108,7 @@ def test_fifty_kills_of_live_files(tmp_path, record_property, start) -> None:
 def test_kills_of_train(tmp_path, record_property) -> None:
     words = ["train", "--config", "small", "--count", 2, "--steps", 6, "--batch", 1, "--sweeps", 1]
     run = Killed(tmp_path / "net.safetensors", [*words, "--test-count", 1], 0)
-    record(killed(run, kills=5), record_property)
+    record(assert_nothing_lost(run, kills=5), record_property)
 
 
 @pytest.mark.slow
@@ -122,24 +122,24 @@ def test_kills_of_export(tmp_path, record_property) -> None:
     (tmp_path / "onnx").mkdir()
     words = ["export", "--detector", word, "--posterior", posterior, "--samples", 2, "--boxes", 9]
     run = Killed(tmp_path / "onnx/net.onnx", words, 0, resume=("--force",))
-    record(killed(run, kills=5), record_property)
+    record(assert_nothing_lost(run, kills=5), record_property)
 
 
 @pytest.mark.slow
 def test_kills_of_demo(tmp_path, record_property) -> None:
     """It starts again after a kill; every file but the times equals an uninterrupted run."""
     run = Killed(tmp_path / "demo", ["demo"], 0, reproduced, runs_kept, resume=())
-    record(killed(run, kills=3), record_property)
+    record(assert_nothing_lost(run, kills=3), record_property)
 
 
 @pytest.mark.slow
 def test_kills_of_predict_and_evaluate(tmp_path, record_property) -> None:
-    run = killed(predicted(tmp_path, 80), kills=10, moments=3)
+    run = assert_nothing_lost(predicted(tmp_path, 80), kills=10, moments=3)
     record(run, record_property)
     assert boxcov(*run.words[3:]).code == 0
     words = ["evaluate", tmp_path / "d.safetensors", "--replicates", 20]
     run = Killed(tmp_path / "page.html", words, 0, undated, blocks_kept)
-    record(killed(run, kills=10, moments=2), record_property)
+    record(assert_nothing_lost(run, kills=10, moments=2), record_property)
 
 
 @pytest.mark.slow
@@ -155,7 +155,7 @@ def test_kills_of_reproduce(tmp_path, record_property) -> None:
         "--test-count",
         2,
     ]
-    run = killed(
+    run = assert_nothing_lost(
         Killed(
             tmp_path / "reproduction", [*words, "--sweeps", 1], 0, reproduced, runs_kept, resume=()
         ),

@@ -35,7 +35,7 @@ VERBS = {
 }
 
 
-def told_before_the_work(verb: str, out: Path, reason: str) -> None:
+def assert_told_before_the_work(verb: str, out: Path, reason: str) -> None:
     done = boxcov(*VERBS[verb], f"--out {out}")
     assert done.code == 1
     *before, line = done.err.splitlines()
@@ -53,7 +53,7 @@ def test_read_only_folder(tmp_path, verb, monkeypatch) -> None:
 
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
     monkeypatch.setattr(os, "mkdir", refuse)
-    told_before_the_work(verb, tmp_path / "out", "Read-only file system")
+    assert_told_before_the_work(verb, tmp_path / "out", "Read-only file system")
     assert not list(tmp_path.iterdir())
 
 
@@ -73,11 +73,11 @@ def read_only_disk(tmp_path_factory):
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_read_only_disk(read_only_disk, verb) -> None:
-    told_before_the_work(verb, read_only_disk / "out", "Read-only file system")
+    assert_told_before_the_work(verb, read_only_disk / "out", "Read-only file system")
 
 
 def test_existing_read_only_result_folder(read_only_disk) -> None:
-    told_before_the_work("predict to a folder", read_only_disk, "Read-only file system")
+    assert_told_before_the_work("predict to a folder", read_only_disk, "Read-only file system")
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_frames_without_objects_and_without_labels(root: Path) -> None:
 # errors
 
 
-def fails(root: Path, *words: str, split: str = "training") -> None:
+def assert_fails(root: Path, *words: str, split: str = "training") -> None:
     with pytest.raises(BoxcovError) as caught:
         list(kitti.frames(root, split=split))
     for word in words:
@@ -103,20 +103,20 @@ def fails(root: Path, *words: str, split: str = "training") -> None:
 
 
 def test_missing_folders_and_files(root: Path) -> None:
-    fails(root / "nowhere", "nowhere", "no such folder")
-    fails(root, "testing", "no such folder", split="testing")
+    assert_fails(root / "nowhere", "nowhere", "no such folder")
+    assert_fails(root, "testing", "no such folder", split="testing")
     for name in ("calib/000001.txt", "label_2/000001.txt"):
         path = root / "training" / name
         content = path.read_text()
         path.unlink()
-        fails(root, str(path), "cannot be read")
+        assert_fails(root, str(path), "cannot be read")
         path.write_text(content)
     (root / "training/label_2").rename(root / "elsewhere")
-    fails(root, "label_2", "no such folder")
+    assert_fails(root, "label_2", "no such folder")
     (root / "training/velodyne").rename(root / "points")
     (root / "training/velodyne").mkdir()
     (root / "elsewhere").rename(root / "training/label_2")
-    fails(root, "velodyne", "no .bin file")
+    assert_fails(root, "velodyne", "no .bin file")
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_missing_folders_and_files(root: Path) -> None:
 def test_malformed_labels(root: Path, line: str) -> None:
     path = root / "training/label_2/000001.txt"
     path.write_text(f"{KITTI_LABELS}{line}\n")
-    fails(root, f"{path}, line 5", repr(line))
+    assert_fails(root, f"{path}, line 5", repr(line))
 
 
 @pytest.mark.parametrize(
@@ -148,13 +148,13 @@ def test_malformed_labels(root: Path, line: str) -> None:
 def test_damaged_calibrations(root: Path, change: Callable[[str], str]) -> None:
     path = root / "training/calib/000000.txt"
     path.write_text(change(path.read_text()))
-    fails(root, str(path), "no line", "numbers")
+    assert_fails(root, str(path), "no line", "numbers")
 
 
 def test_calibrations_without_a_rotation_are_refused(root: Path) -> None:
     path = root / "training/calib/000000.txt"
     path.write_text(re.sub("R0_rect: .*", "R0_rect:" + " 0.0" * 9, path.read_text()))
-    fails(root, str(path), "not a rotation")
+    assert_fails(root, str(path), "not a rotation")
 
 
 def test_a_calibration_the_other_way_round_is_refused(root: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_calibration_the_other_way_round_is_refused(root: Path) -> None:
     inverse = np.column_stack([R, -R @ KITTI_T]).ravel()
     words = " ".join(map(str, inverse))
     path.write_text(re.sub("velo_to_cam: .*", f"velo_to_cam: {words}", path.read_text()))
-    fails(root, str(path), "do not lead from a LiDAR", "is it the inverse")
+    assert_fails(root, str(path), "do not lead from a LiDAR", "is it the inverse")
 
 
 def test_intensities_of_another_data_set_are_refused(root: Path) -> None:
@@ -171,15 +171,15 @@ def test_intensities_of_another_data_set_are_refused(root: Path) -> None:
     points = np.fromfile(path, np.float32).reshape(-1, 4)
     points[:, 3] *= 255
     points.tofile(path)
-    fails(root, str(path), "the intensity is not between 0 and 1")
+    assert_fails(root, str(path), "the intensity is not between 0 and 1")
 
 
 def test_damaged_point_files(root: Path) -> None:
     path = root / "training/velodyne/000000.bin"
     path.write_bytes(path.read_bytes()[:-3])
-    fails(root, str(path), "125 bytes", "16 bytes")
+    assert_fails(root, str(path), "125 bytes", "16 bytes")
     path.write_bytes(b"")
-    fails(root, str(path), "empty")
+    assert_fails(root, str(path), "empty")
 
 
 def test_nan_points_are_dropped_with_a_warning(root: Path) -> None:

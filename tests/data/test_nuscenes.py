@@ -153,7 +153,7 @@ def test_scenes_that_the_tables_lack_are_counted(root: Path) -> None:
 # errors
 
 
-def fails(root: Path, *words: str, version: str = VERSION, split: str = "train") -> None:
+def assert_fails(root: Path, *words: str, version: str = VERSION, split: str = "train") -> None:
     """Reading every frame fails with one message that holds these words."""
     with pytest.raises(BoxcovError) as caught:
         list(nuscenes.frames(root, version=version, split=split))
@@ -162,10 +162,10 @@ def fails(root: Path, *words: str, version: str = VERSION, split: str = "train")
 
 
 def test_missing_folders_and_unknown_splits(root: Path) -> None:
-    fails(root / "nowhere", "nowhere", "no such folder")
-    fails(root, "v1.0-mini", "v1.0-trainval", version="v1.0-mini")
-    fails(root, "'training'", "train, val, test, mini_train, mini_val", split="training")
-    fails(root, "scene.json", "'test'", split="test")
+    assert_fails(root / "nowhere", "nowhere", "no such folder")
+    assert_fails(root, "v1.0-mini", "v1.0-trainval", version="v1.0-mini")
+    assert_fails(root, "'training'", "train, val, test, mini_train, mini_val", split="training")
+    assert_fails(root, "scene.json", "'test'", split="test")
     with pytest.raises(BoxcovError, match="sweeps must be at least 1"):
         nuscenes.frames(root, sweeps=0)
 
@@ -194,7 +194,7 @@ def test_missing_and_damaged_tables(
     path.unlink()
     if content is not None:
         path.write_text(content)
-    fails(root, str(path), words)
+    assert_fails(root, str(path), words)
 
 
 @pytest.mark.parametrize("cut", [0.5, 0.999])
@@ -202,7 +202,7 @@ def test_truncated_tables_are_refused(root: Path, cut: float) -> None:
     path = root / VERSION / "sample_annotation.json"
     text = path.read_text()
     path.write_text(text[: int(cut * len(text))])
-    fails(root, str(path), "damaged", "rows")
+    assert_fails(root, str(path), "damaged", "rows")
 
 
 def test_endless_rows_are_not_read_into_memory(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +210,7 @@ def test_endless_rows_are_not_read_into_memory(root: Path, monkeypatch: pytest.M
     monkeypatch.setattr(tables, "_LONGEST", 1000)
     path = root / VERSION / "scene.json"
     path.write_text('[{"token": "' + "x" * 10**6)
-    fails(root, str(path), "damaged")
+    assert_fails(root, str(path), "damaged")
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_endless_rows_are_not_read_into_memory(root: Path, monkeypatch: pytest.M
 )
 def test_a_table_that_lacks_a_key(root: Path, table: str, key: str) -> None:
     path = edited(root, table, lambda rows: rows[0].pop(key))
-    fails(root, str(path), f"has no {key!r}", "token")
+    assert_fails(root, str(path), f"has no {key!r}", "token")
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_table_entries_of_wrong_type_are_refused(
     root: Path, table: str, key: str, value: object
 ) -> None:
     path = edited(root, table, lambda rows: rows[0].update({key: value}))
-    fails(root, str(path), key, "expected")
+    assert_fails(root, str(path), key, "expected")
 
 
 @pytest.mark.parametrize(
@@ -268,14 +268,14 @@ def test_table_entries_of_wrong_type_are_refused(
 )
 def test_dangling_tokens(root: Path, table: str, key: str) -> None:
     edited(root, table, lambda rows: rows[0].update({key: "lost"}))
-    fails(root, VERSION, "'lost'")
+    assert_fails(root, VERSION, "'lost'")
 
 
 def test_missing_key_frames_and_cyclic_chains_are_refused(root: Path) -> None:
     path = edited(root, "sample_data", lambda rows: rows[0].update(is_key_frame=False))
-    fails(root, str(path), "'sample-0'", "no key frame")
+    assert_fails(root, str(path), "'sample-0'", "no key frame")
     edited(root, "sample_data", lambda rows: rows[0].update(is_key_frame=True, prev="turn 1.00"))
-    fails(root, str(path), "later sweep")
+    assert_fails(root, str(path), "later sweep")
 
 
 @pytest.mark.parametrize(
@@ -283,18 +283,18 @@ def test_missing_key_frames_and_cyclic_chains_are_refused(root: Path) -> None:
 )
 def test_file_names_may_not_leave_the_root(root: Path, name: str) -> None:
     path = edited(root, "sample_data", lambda rows: rows[0].update(filename=name))
-    fails(root, str(path), repr(name), "refused")
+    assert_fails(root, str(path), repr(name), "refused")
 
 
 def test_damaged_point_files(root: Path) -> None:
     path = root / "samples/LIDAR_TOP/0.50.pcd.bin"
     data = path.read_bytes()
     path.write_bytes(data[:-6])
-    fails(root, str(path), f"{len(data) - 6} bytes", "20 bytes")
+    assert_fails(root, str(path), f"{len(data) - 6} bytes", "20 bytes")
     path.write_bytes(b"")
-    fails(root, str(path), "empty")
+    assert_fails(root, str(path), "empty")
     path.unlink()
-    fails(root, str(path), "cannot be read")
+    assert_fails(root, str(path), "cannot be read")
 
 
 def test_nan_points_are_dropped_with_a_warning(root: Path) -> None:

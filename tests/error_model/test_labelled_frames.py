@@ -191,7 +191,7 @@ def test_one_frame_in_place_of_a_list_is_named(
         calibrate(ExactGLM(small, small_posterior), calibration_frames[0])
 
 
-def _refused(model: ExactGLM, frames: Any, said: str) -> None:
+def assert_refused(model: ExactGLM, frames: Any, said: str) -> None:
     seen: list[int] = []
     with pytest.raises(BoxcovError, match=said):
         calibrate(model, frames, progress=lambda done, of: seen.append(done))
@@ -209,8 +209,10 @@ def test_targets_without_objects_by_name_are_refused(small, small_posterior) -> 
         *(None, {"boxes": one, "labels": [0]}, [{"boxes": one}], one),
         *(wrong_length, wrong_points),
     ):
-        _refused(model, [(inputs, wrong) for inputs, _ in items], said)
-    _refused(model, (item for item in items), r"another sequence of frames, got a generator: giv")
+        assert_refused(model, [(inputs, wrong) for inputs, _ in items], said)
+    assert_refused(
+        model, (item for item in items), r"another sequence of frames, got a generator: giv"
+    )
 
 
 def test_targets_may_be_arrays_and_lists() -> None:

@@ -19,7 +19,7 @@ def saved(content, folder, name="x.pth"):
     return path
 
 
-def same_boxes(a, b, slack=1e-4):
+def assert_same_boxes(a, b, slack=1e-4):
     yaw = (a[..., 6] - b[..., 6] + pi).remainder(2 * pi) - pi
     rest = [i for i in range(9) if i != 6]
     assert float(yaw.abs().max()) < slack

@@ -44,7 +44,7 @@ DEPTH = ["head.tasks.0.reg.3"]
 
 
 @contextmanager
-def refused(*words: str) -> Iterator[None]:
+def assert_refused(*words: str) -> Iterator[None]:
     with pytest.raises(BoxcovError) as error:
         yield
     for word in words:
@@ -69,10 +69,10 @@ def path(posterior: Posterior, tmp_path: Path) -> Path:
 
 def test_another_grid_is_refused_by_name(posterior: Posterior, path: Path) -> None:
     words = ("voxel_size was 0.4 0.4 8, is 0.3 0.3 8", "point_range was -6.4", "configuration")
-    with refused(str(path), *words):
+    with assert_refused(str(path), *words):
         Posterior.load(path, twin(NARROW))
     for use in (ExactGLM, MCI):
-        with refused(*words):
+        with assert_refused(*words):
             use(twin(NARROW), posterior)
 
 
@@ -84,7 +84,7 @@ def test_another_grid_is_refused_by_name(posterior: Posterior, path: Path) -> No
     ],
 )
 def test_whatever_changes_boxes_is_named(path: Path, change: dict, name: str) -> None:
-    with refused(f"{name} was"):
+    with assert_refused(f"{name} was"):
         Posterior.load(path, twin(replace(pillar_config(), **change)))
 
 
@@ -93,7 +93,7 @@ def test_the_order_of_classes_is_part_of_it(tmp_path: Path) -> None:
     renamed.classes = tuple(reversed(detector.classes))
     images = [(torch.zeros(1, 1, 64, 64), [{"boxes": torch.zeros(0, 5), "labels": torch.zeros(0)}])]
     fitted = fit(detector, images, depth=["head.shared.0"], fisher="identity")
-    with refused("classes was"):
+    with assert_refused("classes was"):
         ExactGLM(renamed, fitted)
 
 
@@ -106,10 +106,10 @@ def test_another_selection_binds_only_the_error_model(posterior: Posterior, path
     model = replace(make_error_model(*own), configuration=detector.configuration())
     calibrated = posterior.with_error_model(model)
     assert ExactGLM(detector, calibrated).error_model is not None
-    with refused("selection.nms was rotated, is circle", "boxcov.calibrate"):
+    with assert_refused("selection.nms was rotated, is circle", "boxcov.calibrate"):
         ExactGLM(other, calibrated)
     calibrated.save(path)
-    with refused("selection.nms was rotated, is circle"):
+    with assert_refused("selection.nms was rotated, is circle"):
         ExactGLM(other, Posterior.load(path, other))
 
 
@@ -131,7 +131,7 @@ def test_an_interrupted_fit_does_not_resume_on_another_grid(tmp_path: Path) -> N
 
     start(pillar_config(), resume=False)
     start(pillar_config(), resume=True)
-    with refused("voxel_size was '0.4 0.4 8', is '0.3 0.3 8'"):
+    with assert_refused("voxel_size was '0.4 0.4 8', is '0.3 0.3 8'"):
         start(NARROW, resume=True)
 
 
@@ -142,9 +142,9 @@ def test_results_hold_it_and_are_not_mixed(posterior: Posterior, tmp_path: Path)
     written = Detections.load(tmp_path / "found.safetensors")
     assert written.meta["configuration"] == detector.configuration()
     other = dict(detector.configuration(), voxel_size="0.1 0.1 8")
-    with refused("configuration"):
+    with assert_refused("configuration"):
         concatenate([found, replace(found, meta={**found.meta, "configuration": other})])
-    with refused("weights sha256"):
+    with assert_refused("weights sha256"):
         concatenate([found, replace(found, meta={**found.meta, "weights_sha256": "0" * 64})])
 
 

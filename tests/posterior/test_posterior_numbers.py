@@ -27,7 +27,7 @@ def edit(path: Path, about: dict[str, Any], tensors: dict[str, torch.Tensor]) ->
     save_file({**held, **tensors}, path, {KEY: json.dumps({**header, **about})})
 
 
-def refused(path: Path, detector: TinyCenter, words: str) -> None:
+def assert_refused(path: Path, detector: TinyCenter, words: str) -> None:
     with pytest.raises(BoxcovError, match=words) as error:
         Posterior.load(path, detector)
     assert str(path) in str(error.value)
@@ -58,7 +58,7 @@ def test_headers_out_of_range_are_refused(tmp_path, tiny, posterior, about, word
     path = tmp_path / "p.safetensors"
     posterior.save(path)
     edit(path, about, {})
-    refused(path, tiny, words)
+    assert_refused(path, tiny, words)
 
 
 @pytest.mark.parametrize("kind", ["equal columns", "one vector too short", "all 0.9", "zero"])
@@ -77,7 +77,7 @@ def test_vectors_that_are_not_orthonormal_are_refused(tmp_path, tiny, posterior,
     else:
         vectors = torch.zeros_like(vectors)
     edit(path, {}, {name: vectors.contiguous()})
-    refused(path, tiny, "not orthonormal")
+    assert_refused(path, tiny, "not orthonormal")
 
 
 def test_a_fisher_that_overflows_is_refused(tmp_path, tiny, posterior) -> None:
@@ -87,7 +87,7 @@ def test_a_fisher_that_overflows_is_refused(tmp_path, tiny, posterior) -> None:
         names = [n for n in file.keys() if n.endswith(".values")]  # noqa: SIM118
         values = {name: torch.full_like(file.get_tensor(name), 1e25) for name in names}
     edit(path, {}, values)
-    refused(path, tiny, "n_data times the Fisher")
+    assert_refused(path, tiny, "n_data times the Fisher")
 
 
 def with_model(posterior: Posterior, **about: Any) -> Posterior:
@@ -117,4 +117,4 @@ def test_error_models_out_of_range_are_refused(tmp_path, tiny, posterior, about,
     with_model(posterior).save(path)
     Posterior.load(path, tiny)
     with_model(posterior, **about).save(path)
-    refused(path, tiny, words)
+    assert_refused(path, tiny, words)

@@ -39,7 +39,7 @@ def _objects(detector: Any, points: torch.Tensor) -> list[dict[str, torch.Tensor
     return [{"boxes": found.boxes.detach(), "labels": found.labels}]
 
 
-def same(fast: Any, slow: Any, tolerance: float = 1e-4) -> None:
+def assert_same(fast: Any, slow: Any, tolerance: float = 1e-4) -> None:
     for name in ("boxes", "scores", "labels", "frame"):
         assert torch.equal(getattr(fast, name), getattr(slow, name)), name
     assert (fast.covariance is None) == (slow.covariance is None)
@@ -57,7 +57,7 @@ def test_centerpoint(lidar: tuple[Any, Any], method: Any) -> None:
         inputs = [cloud(detector.config, seed)]
         found = fast(inputs)
         assert len(found)
-        same(found, model(inputs))
+        assert_same(found, model(inputs))
         assert found.meta["method"] == model.method
     assert fast.fallbacks == 0
 
@@ -67,16 +67,16 @@ def test_batches_and_empty_clouds(lidar: tuple[Any, Any]) -> None:
     model = boxcov.ExactGLM(detector, posterior)
     example = [cloud(detector.config, 0), cloud(detector.config, 1)]
     fast = boxcov.compile(model, example, ROOMY)
-    same(fast(example), model(example))
+    assert_same(fast(example), model(example))
     half_empty = [example[0][:0], example[1]]
-    same(fast(half_empty), model(half_empty))
+    assert_same(fast(half_empty), model(half_empty))
 
 
 def test_plain_detector(lidar: tuple[Any, Any]) -> None:
     detector, _ = lidar
     fast = boxcov.compile(detector, [cloud(detector.config, 0)], ROOMY)
     inputs = [cloud(detector.config, 3)]
-    same(fast(inputs), detector.detect(inputs))
+    assert_same(fast(inputs), detector.detect(inputs))
 
 
 def test_error_model_is_inside() -> None:
@@ -87,7 +87,7 @@ def test_error_model_is_inside() -> None:
     model = boxcov.ExactGLM(detector, with_error_model(plain, posterior, frames[0][0], "exact"))
     fast = boxcov.compile(model, frames[0][0])
     found, expected = fast(frames[1][0]), model(frames[1][0])
-    same(found, expected)
+    assert_same(found, expected)
     for name in ("risk", "scale", "predictive", "region_widths", "signals"):
         torch.testing.assert_close(
             getattr(found, name), getattr(expected, name), rtol=1e-4, atol=1e-6, msg=name
@@ -102,9 +102,9 @@ def test_a_frame_beyond_the_limits_is_computed_by_the_model(lidar: tuple[Any, An
     fast = boxcov.compile(model, full, ROOMY)
     fast._function.limits = StaticLimits(3, 500, 100_000)
     with pytest.warns(BoxcovWarning, match="more boxes or candidates than"):
-        same(fast(full), model(full))
-    same(fast(full), model(full))
-    same(fast(full * 2), model(full * 2))  # another shape
+        assert_same(fast(full), model(full))
+    assert_same(fast(full), model(full))
+    assert_same(fast(full * 2), model(full * 2))  # another shape
     assert fast.fallbacks == 3
 
 

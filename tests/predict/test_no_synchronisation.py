@@ -25,7 +25,7 @@ from helpers.valueless import DEVICE, without_values
 LIMITS = StaticLimits(boxes=400, candidates=500, pairs=100_000)
 
 
-def run_without_values(model: Any, inputs: Any, fused: bool = False) -> tuple[torch.Tensor, ...]:
+def check_without_values(model: Any, inputs: Any, fused: bool = False) -> tuple[torch.Tensor, ...]:
     """What a compiled model computes on the device without values."""
     compiled = boxcov.compile(model, inputs, LIMITS, fused=fused)
     given = compiled._static_inputs(ready(inputs, compiled.device))
@@ -43,7 +43,7 @@ def test_centerpoint_with_its_error_model(fused: bool) -> None:
     detector = centerpoint.load("small")
     model = boxcov.ExactGLM(detector, boxcov.Posterior.load("small", detector))
     inputs = simulated.frames("clear", seed=11, count=1, sweeps=1)[0][0]
-    for tensor in run_without_values(model, inputs, fused):
+    for tensor in check_without_values(model, inputs, fused):
         assert tensor.device == DEVICE
 
 
@@ -55,13 +55,13 @@ def test_batches(config: Any, method: Any) -> None:
     posterior = boxcov.fit(detector, labelled(config), prior_precision=10.0)
     points = cloud(config, 0)
     inputs = [points, points[:100], points[:0]]
-    run_without_values(method(detector, posterior), inputs, fused=True)
+    check_without_values(method(detector, posterior), inputs, fused=True)
 
 
 def test_tiny_detector() -> None:
     frames = shapes.frames(count=2)
     detector = TinyCenter(threshold=0.05, most=5).eval()
-    run_without_values(boxcov.ExactGLM(detector, boxcov.fit(detector, frames)), frames[0][0])
+    check_without_values(boxcov.ExactGLM(detector, boxcov.fit(detector, frames)), frames[0][0])
 
 
 class WaitingCenter(TinyCenter):
@@ -88,4 +88,4 @@ class WaitingCenter(TinyCenter):
 )
 def test_code_that_waits_is_noticed(wait: Any) -> None:
     with pytest.raises((RuntimeError, NotImplementedError)):
-        run_without_values(WaitingCenter(wait).eval(), shapes.frames(count=1)[0][0])
+        check_without_values(WaitingCenter(wait).eval(), shapes.frames(count=1)[0][0])

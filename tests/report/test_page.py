@@ -191,7 +191,7 @@ def test_invalid_covariances_are_shown() -> None:
 def test_infinite_uncertainty() -> None:
     records = random_records(0, covariance=False)
     records.uncertainty[3] = np.inf
-    read(Study("x", methods=[Method("m", records)]))
+    assert "quality" in read(Study("x", methods=[Method("m", records)])).ids
 
 
 def test_verdict_comes_first_with_three_numbers() -> None:

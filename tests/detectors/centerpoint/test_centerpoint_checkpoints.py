@@ -18,7 +18,7 @@ from boxcov.detectors.centerpoint.config import Pillars
 from boxcov.detectors.centerpoint.decode import CellIndex
 from boxcov.detectors.centerpoint.upstream_config import named_config
 from helpers.centerpoint_cases import cloud, detector_of, pillar_config, voxel_config
-from helpers.centerpoint_files import exported, same_boxes, saved
+from helpers.centerpoint_files import assert_same_boxes, exported, saved
 from helpers.centerpoint_foreign import LAYOUTS, Foreign
 
 FRAMEWORKS = ("mmdet3d", "det3d", "openpcdet")
@@ -123,7 +123,7 @@ def test_a_frameworks_network_gives_its_boxes_here(framework, kind, tmp_path):
         saved(wrapped(foreign.state_dict(), framework), tmp_path), config
     ).double()
     boxes, heat = all_boxes(detector, clouds)
-    same_boxes(boxes, torch.stack([foreign.boxes(task) for task in maps]))
+    assert_same_boxes(boxes, torch.stack([foreign.boxes(task) for task in maps]))
     name = "heatmap" if framework == "mmdet3d" else "hm"
     for mine, task in zip(heat, maps):
         torch.testing.assert_close(mine, task[name], rtol=1e-4, atol=1e-4)
@@ -140,7 +140,7 @@ def test_the_layout_of_sparse_kernels_is_recognised(framework, layout, tmp_path)
     detector = centerpoint.load(
         saved(wrapped(foreign.state_dict(), framework), tmp_path), config
     ).double()
-    same_boxes(all_boxes(detector, clouds)[0], expected)
+    assert_same_boxes(all_boxes(detector, clouds)[0], expected)
 
 
 @pytest.mark.parametrize("kind", ["pillar", "voxel"])
@@ -153,7 +153,7 @@ def test_one_network_through_all_conventions(kind, tmp_path):
         path = saved(wrapped(exported(detector, framework), framework), tmp_path)
         found = centerpoint.load(path, config).detect(inputs)
         assert torch.equal(found.labels, plain.labels)
-        same_boxes(found.boxes, plain.boxes)
+        assert_same_boxes(found.boxes, plain.boxes)
     old = saved(
         {
             "state_dict": exported(detector, "mmdet3d", legacy=True),
@@ -161,13 +161,13 @@ def test_one_network_through_all_conventions(kind, tmp_path):
         },
         tmp_path,
     )
-    same_boxes(centerpoint.load(old, config).detect(inputs).boxes, plain.boxes)
+    assert_same_boxes(centerpoint.load(old, config).detect(inputs).boxes, plain.boxes)
     bare = saved(exported(detector, "mmdet3d", legacy=True), tmp_path)
     # mmdetection3d before 1.0 had 10 point features
     told = pytest.warns(boxcov.BoxcovWarning, match="11 point features")
     with told if kind == "pillar" else nullcontext():
         found = centerpoint.load(bare, config, legacy=True).detect(inputs)
-    same_boxes(found.boxes, plain.boxes)
+    assert_same_boxes(found.boxes, plain.boxes)
 
 
 def test_foreign_weights_in_safetensors_and_from_data_parallel(tmp_path):
@@ -183,6 +183,6 @@ def test_foreign_weights_in_safetensors_and_from_data_parallel(tmp_path):
     )
     inputs = [cloud(config)]
     for path in (tmp_path / "x.safetensors", spread):
-        same_boxes(
+        assert_same_boxes(
             centerpoint.load(path, config).detect(inputs).boxes, detector.detect(inputs).boxes
         )

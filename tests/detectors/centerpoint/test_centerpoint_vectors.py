@@ -21,7 +21,7 @@ from boxcov.detectors.centerpoint.loss import encode, frame_losses, gaussian_rad
 from boxcov.detectors.centerpoint.selection import select
 from boxcov.detectors.centerpoint.voxels import VoxelGrid, voxelise
 from helpers.centerpoint_cases import detector_of, pillar_config, task_targets
-from helpers.centerpoint_files import exported, same_boxes, saved
+from helpers.centerpoint_files import assert_same_boxes, exported, saved
 
 CONFIG = pillar_config()
 ONE_TASK = replace(CONFIG, tasks=(("car",),))
@@ -72,7 +72,7 @@ def test_a_car_is_decoded_from_each_familys_outputs(family, tmp_path):
         where = CellIndex(one, one, torch.tensor([3]), torch.tensor([5]))
         boxes = detector.decode(tasks, boxcov.Selection(one, torch.ones(1), one, where))
     # x = (5 + 0.25) * 1.6 - 6.4, y = (3 + 0.75) * 1.6 - 6.4
-    same_boxes(boxes, torch.tensor([[2.0, -0.4, -0.5, *SIZE, YAW, 3.0, 1.0]]), slack=1e-5)
+    assert_same_boxes(boxes, torch.tensor([[2.0, -0.4, -0.5, *SIZE, YAW, 3.0, 1.0]]), slack=1e-5)
 
 
 # voxels
