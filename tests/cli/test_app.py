@@ -91,6 +91,8 @@ def test_completion_names_the_commands() -> None:
 WRONG = {
     "fti": "Did you mean 'fit'?",
     "predict --otu x": "--out",
+    "predict": "Missing option '--out'.",
+    "convert boxes --out x": "Missing option '--format'.",
     "predict --out x --detector centrpoint:small": "(did you mean 'centerpoint'?)",
     "predict --out x --data simlated:clear": "(did you mean 'simulated'?)",
     "predict --out x --data simulated:claer": "(did you mean 'clear'?)",

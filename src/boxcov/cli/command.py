@@ -148,9 +148,10 @@ def _parameter(field: Field[Any], hint: Any) -> click.Parameter:
     if shown.is_argument:
         return click.Argument([field.name], nargs=-1 if is_many else 1, **common)
     name = f"--{field.name.replace('_', '-')}"
+    if field.default is not MISSING:  # click takes a default of None for a value
+        common["default"] = field.default
     return click.Option(
         [f"{name}/--no-{name[2:]}" if {bool, NoneType} <= kinds else name, field.name],
-        default=None if field.default is MISSING else field.default,
         help=f"{shown.text} {_limits(shown.within)}".rstrip(),
         is_flag=bool in kinds,
         multiple=is_many,
