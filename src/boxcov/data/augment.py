@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boxcov.data.poses import wrap_angle
+from boxcov.data.poses import into_axes, wrap_angle
 from boxcov.data.sequence import FrameSequence
 
 _MARGIN = 0.08  # metres around a box that still belong to it: noise of the points
@@ -104,8 +104,7 @@ class ResizedObjects(FrameSequence):
 
 def _is_inside(place: Tensor, box: Tensor) -> Tensor:
     """Return which points (N, 3), relative to the middle of the box's bottom, are on the object."""
-    cos, sin = box[6].cos(), box[6].sin()
-    along, across = place[:, 0] * cos + place[:, 1] * sin, place[:, 1] * cos - place[:, 0] * sin
+    along, across = into_axes(place[:, 0], place[:, 1], box[6])
     return (
         (along.abs() <= box[4] / 2 + _MARGIN)
         & (across.abs() <= box[3] / 2 + _MARGIN)

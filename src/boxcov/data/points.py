@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from boxcov.data.poses import into_axes
 from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.input_file import read_bytes
 
@@ -77,9 +78,7 @@ def points_in_boxes(points: Tensor, boxes: Tensor) -> Tensor:
     Points are (N, 3 or more), boxes (n, 7 or more) ``x y z w l h yaw``.
     """
     offset = points[None, :, :3].to(boxes.dtype) - boxes[:, None, :3]  # (n, N, 3)
-    cos, sin = boxes[:, 6:7].cos(), boxes[:, 6:7].sin()
-    along = offset[..., 0] * cos + offset[..., 1] * sin
-    across = offset[..., 1] * cos - offset[..., 0] * sin
+    along, across = into_axes(offset[..., 0], offset[..., 1], boxes[:, 6:7])
     w, l, h = boxes[:, 3:6].T[..., None] / 2
     return (along.abs() <= l) & (across.abs() <= w) & (offset[..., 2].abs() <= h)
 

@@ -66,6 +66,16 @@ def rotate_yaw(R: Tensor, yaw: Tensor) -> tuple[Tensor, Tensor]:
     return torch.atan2(y, x), (x * slope[:, 1] - y * slope[:, 0]) / (x * x + y * y)
 
 
+def into_axes(x: Tensor, y: Tensor, yaw: Tensor) -> tuple[Tensor, Tensor]:
+    """Return vectors x y as their parts along a heading, and across it to its left.
+
+    >>> into_axes(torch.tensor(0.0), torch.tensor(2.0), torch.tensor(pi / 2))
+    (tensor(2.), tensor(-8.7423e-08))
+    """
+    cos, sin = yaw.cos(), yaw.sin()
+    return x * cos + y * sin, y * cos - x * sin
+
+
 def wrap_angle(angle: Tensor) -> Tensor:
     """Return the angles in [-pi, pi)."""
     return torch.remainder(angle + pi, 2 * pi) - pi

@@ -7,6 +7,7 @@ from math import pi
 import torch
 from torch import Tensor
 
+from boxcov.data.poses import into_axes
 from boxcov.data.sequence import FrameSequence
 from boxcov.errors import check_whole
 
@@ -54,9 +55,7 @@ def render(boxes: Tensor) -> Tensor:
     y, x = torch.meshgrid(centres, centres, indexing="ij")
     image = torch.zeros(PIXELS, PIXELS)
     for bx, by, w, length, yaw in boxes.tolist():
-        cos, sin = torch.tensor(yaw).cos(), torch.tensor(yaw).sin()
-        along = (x - bx) * cos + (y - by) * sin
-        across = (y - by) * cos - (x - bx) * sin
+        along, across = into_axes(x - bx, y - by, torch.tensor(yaw))
         soft = METRES / PIXELS
         inside = ((length / 2 - along.abs()) / soft + 0.5).clamp(0, 1)
         inside = inside * ((w / 2 - across.abs()) / soft + 0.5).clamp(0, 1)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from boxcov.data.poses import BOX_FIELDS, Pose, rotate_yaw
+from boxcov.data.poses import BOX_FIELDS, Pose, into_axes, rotate_yaw
 from boxcov.errors import BoxcovError
 from boxcov.input_file import read_bytes
 
@@ -96,11 +96,9 @@ def image_boxes(rows: Tensor, P2: Tensor, width: int, height: int) -> Tensor:
     Only corners in front of the camera count; a box without any has zeros.
     """
     h, w, l = (size[:, None] for size in rows[:, :3].unbind(1))
-    cos, sin = rows[:, 6:].cos(), rows[:, 6:].sin()
     signs = torch.cartesian_prod(*[torch.tensor([-0.5, 0.5], dtype=rows.dtype)] * 3)  # (8, 3)
-    along, across = signs[:, 0] * l, signs[:, 2] * w  # (m, 8)
-    x, y, z = cos * along + sin * across, (signs[:, 1] - 0.5) * h, cos * across - sin * along
-    corner = torch.stack([x, y, z], 2) + rows[:, None, 3:6]
+    x, z = into_axes(signs[:, 0] * l, signs[:, 2] * w, rows[:, 6:])  # (m, 8)
+    corner = torch.stack([x, (signs[:, 1] - 0.5) * h, z], 2) + rows[:, None, 3:6]
     u, v, depth = (corner @ P2[:, :3].T + P2[:, 3]).unbind(2)
     in_front = depth > 0.1  # (m, 8)
     u, v = (u / depth).clamp(0, width - 1), (v / depth).clamp(0, height - 1)

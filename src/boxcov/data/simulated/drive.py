@@ -9,7 +9,7 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from boxcov.data.poses import Pose, rotation_matrix
+from boxcov.data.poses import Pose, into_axes, rotation_matrix
 from boxcov.data.sequence import FrameSequence
 from boxcov.data.simulated.layout import Placement
 from boxcov.data.simulated.rng import make_rng
@@ -80,14 +80,12 @@ class Drive(FrameSequence):
         """Return the scene around the ego car after a step of 0.1 s, and the objects' ids (n,)."""
         street, state = self.world.street, self.world.states[step]
         x0, y0, turn = self._ego(step)
-        cos, sin, heading = turn.cos(), turn.sin(), torch.tensor(street.road.heading).double()
+        heading = torch.tensor(street.road.heading).double()
         dx, dy = state[:, 0] - x0, state[:, 1] - y0
-        near = (dx * heading.cos() + dy * heading.sin()).abs() < WINDOW
-        x, y = cos * dx + sin * dy, cos * dy - sin * dx
-        fields = (x, y, state[:, 2] - turn, state[:, 3], state[:, 4])
+        near = into_axes(dx, dy, heading)[0].abs() < WINDOW
+        fields = (*into_axes(dx, dy, turn), state[:, 2] - turn, state[:, 3], state[:, 4])
         placed = Placement(street.placed.kind, *(field.float() for field in fields))
-        ego_s = float(x0 * heading.cos() + y0 * heading.sin())
-        ego_t = float(y0 * heading.cos() - x0 * heading.sin())
+        ego_s, ego_t = map(float, into_axes(x0, y0, heading))
         crossings = self.world.crossings
         crossing = crossings[(crossings - ego_s).abs().argmin()] if len(crossings) else 1e3
         road = replace(
@@ -146,6 +144,5 @@ def make_world(settings: Settings, index: int) -> World:
 def _seen_from(waves: Tensor, x: Tensor, y: Tensor, turn: Tensor) -> Tensor:
     """Return the waves (W, 4) of the ground in the axes of a sensor at x, y."""
     kx, ky, phase, amplitude = waves.double().T
-    cos, sin = turn.cos(), turn.sin()
-    rows = (cos * kx + sin * ky, cos * ky - sin * kx, phase + kx * x + ky * y, amplitude)
+    rows = (*into_axes(kx, ky, turn), phase + kx * x + ky * y, amplitude)
     return torch.stack(rows, 1).float()

@@ -14,6 +14,8 @@ from math import pi
 import torch
 from torch import Tensor
 
+from boxcov.data.poses import into_axes
+
 CHUNK = 1 << 16  # (prism, column) rows at a time: bounds the memory at about 80 MB for 32 beams
 _NO_HIT = torch.iinfo(torch.int64).max
 _ROW = (1 << 32) - 1
@@ -108,8 +110,8 @@ def visible_columns(fan: Fan, outlines: Sequence[Tensor], reach: float) -> tuple
     turn = torch.atan2(
         dx[..., None] * cy - dy[..., None] * cx, dx[..., None] * cx + dy[..., None] * cy
     )
-    within = (dx * cos + dy * sin).abs() <= half_length
-    within &= (dy * cos - dx * sin).abs() <= half_width
+    ahead, left = into_axes(dx, dy, yaw)  # of the sensor
+    within = (ahead.abs() <= half_length) & (left.abs() <= half_width)
     near = torch.hypot(dx, dy) - torch.hypot(half_length, half_width) <= reach
     scale = fan.columns / (2 * pi)
     middle = torch.atan2(dy, dx) - fan.starts[:, None]
@@ -141,10 +143,9 @@ def _outline(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return each row's entry and exit distance and horizontal cosine of incidence, (P,) each."""
     dx, dy = prisms.x - fan.origins[:, :1], prisms.y - fan.origins[:, 1:2]
-    cos, sin = prisms.yaw.cos(), prisms.yaw.sin()
+    ahead, left = into_axes(dx, dy, prisms.yaw)
     # the origin in the prism's axes, in half extents
-    px = -(dx * cos + dy * sin) / prisms.half_length
-    py = -(dy * cos - dx * sin) / prisms.half_width
+    px, py = -ahead / prisms.half_length, -left / prisms.half_width
     start = fan.starts[:, None] - prisms.yaw
     fields = torch.stack(
         [px, py, start, prisms.half_length, prisms.half_width, prisms.round]

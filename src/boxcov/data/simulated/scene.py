@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from boxcov.data.nuscenes.classes import CLASSES
+from boxcov.data.poses import into_axes
 from boxcov.data.simulated.catalogue import KINDS, read_bodies
 from boxcov.data.simulated.layout import Columns, Placement, Road, lay_out
 from boxcov.data.simulated.rng import Rng
@@ -165,13 +166,11 @@ def _apart(pose: Tensor, half: Tensor, others: Tensor, other_half: Tensor) -> Te
     x, y, yaw = pose.T[:, :, None]
     width, length = half.T[:, :, None]
     other_width, other_length = other_half.T
-    cos, sin = yaw.cos(), yaw.sin()
-    dx, dy = others[:, 0] - x, others[:, 1] - y  # (n, m)
+    along, across = into_axes(others[:, 0] - x, others[:, 1] - y, yaw)  # (n, m)
     turn = others[:, 2] - yaw
     tc, ts = turn.cos().abs(), turn.sin().abs()
-    along = (dx * cos + dy * sin).abs() > length + other_length * tc + other_width * ts
-    across = (dy * cos - dx * sin).abs() > width + other_length * ts + other_width * tc
-    return torch.logical_or(along, across)
+    apart_along = along.abs() > length + other_length * tc + other_width * ts
+    return apart_along | (across.abs() > width + other_length * ts + other_width * tc)
 
 
 def _add_spray(catalogue: _Catalogue, placed: Placement, looks: Looks) -> tuple[Placement, Looks]:

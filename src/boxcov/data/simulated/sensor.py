@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from boxcov.data.nuscenes.classes import CLASSES
-from boxcov.data.poses import wrap_angle
+from boxcov.data.poses import into_axes, wrap_angle
 from boxcov.data.simulated.layout import LANE
 from boxcov.data.simulated.raycast import Fan, Hits, Prisms, cast, interval_rows, visible_columns
 from boxcov.data.simulated.rng import Rng, make_rng
@@ -152,9 +152,8 @@ def _ground_reflectivity(fan: Fan, scene: Scene, distance: Tensor, wet: bool) ->
     road = scene.road.repeat_interleave(sweeps, 0)[:, :, None, None]
     heading, ego_s, ego_t, edge, crossing = road.unbind(1)
     angle = fan.angles()[..., None] - heading
-    ox, oy = fan.origins[:, 0, None, None], fan.origins[:, 1, None, None]
-    s = ox * heading.cos() + oy * heading.sin() + ego_s + distance * angle.cos()
-    t = oy * heading.cos() - ox * heading.sin() + ego_t + distance * angle.sin()
+    s, t = into_axes(fan.origins[:, 0, None, None], fan.origins[:, 1, None, None], heading)
+    s, t = s + ego_s + distance * angle.cos(), t + ego_t + distance * angle.sin()
     open_road = (s - crossing).abs() > 2 * LANE
     line = (t - LANE * (t / LANE).round()).abs() < 0.09
     dashed = torch.remainder(s, 9.0) < 4.0
@@ -169,8 +168,8 @@ def _ground_reflectivity(fan: Fan, scene: Scene, distance: Tensor, wet: bool) ->
 def _on_ego_car(fan: Fan, heading: Tensor, points: Tensor) -> Tensor:
     """Return which points lie within 1 m of the sensor along both axes of their own sweep."""
     dx, dy = (points[..., i] - fan.origins[:, i, None, None] for i in (0, 1))
-    cos, sin = heading.cos()[:, None, None], heading.sin()[:, None, None]
-    return ((dx * cos + dy * sin).abs() < _EGO) & ((dy * cos - dx * sin).abs() < _EGO)
+    along, across = into_axes(dx, dy, heading[:, None, None])
+    return (along.abs() < _EGO) & (across.abs() < _EGO)
 
 
 def _count_points(

@@ -12,7 +12,7 @@ from math import pi
 import torch
 from torch import Tensor
 
-from boxcov.data.poses import wrap_angle
+from boxcov.data.poses import into_axes, wrap_angle
 from boxcov.data.simulated.catalogue import KINDS
 from boxcov.data.simulated.layout import LANE
 from boxcov.data.simulated.rng import Rng
@@ -144,15 +144,14 @@ class Traffic:
         things, half = self.state[self.obstacles], self.half[self.obstacles]
         x0, y0, heading = self.line.T[:, :, None]
         x, y = self.state[self.movers, :2].T[:, :, None]
-        cos, sin = heading.cos(), heading.sin()
         turn = things[:, 2] - heading  # (m, k)
-        along = (things[:, 0] - x) * cos + (things[:, 1] - y) * sin
-        across = (things[:, 1] - y0) * cos - (things[:, 0] - x0) * sin
+        along, _ = into_axes(things[:, 0] - x, things[:, 1] - y, heading)
+        _, across = into_axes(things[:, 0] - x0, things[:, 1] - y0, heading)
         ahead = (along > -8.0) & (along < 25.0) & ~self.walks[:, None]
         reach = half[:, 1] * turn.sin().abs() + half[:, 0] * turn.cos().abs()
         reach = (reach + self.half[self.movers, :1] + 0.5).where(ahead, -1.0)
         _, t, direction = self._road_position()
-        away = (y - y0) * cos - (x - x0) * sin
+        _, away = into_axes(x - x0, y - y0, heading)
         line_t = direction * t - away[:, 0]  # of the line, to the left of the mover
         shifts = [0.0, 0.7, -0.7, 1.4, -1.4, 2.1, -2.1, 2.8, -2.8, 3.5, -3.5]
         chosen, is_open = torch.zeros_like(self.offset), torch.zeros_like(self.walks)
@@ -167,10 +166,9 @@ class Traffic:
         """Return s, t and the direction along the road (-1, 0 or 1) of each mover."""
         heading = torch.tensor(self.road.heading).double()
         x, y = self.state[self.movers, :2].T
-        s = x * heading.cos() + y * heading.sin()
-        t = y * heading.cos() - x * heading.sin() + self.road.ego
+        s, t = into_axes(x, y, heading)
         cos = (self.line[:, 2] - heading).cos()
-        return s, t, cos.sign().where(cos.abs() > 0.7, 0.0)
+        return s, t + self.road.ego, cos.sign().where(cos.abs() > 0.7, 0.0)
 
     def _acceleration(self, time: float) -> Tensor:
         """Return the acceleration of the intelligent driver model, (m,)."""
@@ -193,8 +191,8 @@ class Traffic:
         rows = self.movers
         x, y, yaw, speed, rate = self.state[rows].T[:, :, None]
         other = self.state
-        dx, dy, turn = other[:, 0] - x, other[:, 1] - y, other[:, 2] - yaw  # (m, n)
-        along, across = dx * yaw.cos() + dy * yaw.sin(), dy * yaw.cos() - dx * yaw.sin()
+        along, across = into_axes(other[:, 0] - x, other[:, 1] - y, yaw)  # (m, n)
+        turn = other[:, 2] - yaw
         across = across - 0.5 * rate / speed.clamp(min=2.0) * along.square()  # along the arc
         tc, ts = turn.cos().abs(), turn.sin().abs()
         width, length = self.half.T
@@ -227,7 +225,7 @@ class Traffic:
         """Return the rate of yaw (m,) that leads back to the line."""
         x, y, yaw, _, rate = self.state[self.movers].T
         x0, y0, heading = self.line.T
-        off = (y - y0) * heading.cos() - (x - x0) * heading.sin() - self.offset
+        off = into_axes(x - x0, y - y0, heading)[1] - self.offset
         wanted = heading - torch.atan(off / speed.clamp(min=4.0))
         most = torch.where(self.walks, 2.0, speed / 5.0).clamp(max=1.5)  # a turning circle of 5 m
         target = wrap_angle(wanted - yaw)
@@ -250,6 +248,5 @@ def _can_move(street: Street) -> Tensor:
 def _on_road(street: Street, margin: float) -> Tensor:
     """Return which objects are on the road, (n,)."""
     heading = torch.tensor(street.road.heading)
-    x, y = street.placed.x, street.placed.y
-    t = y * heading.cos() - x * heading.sin() + street.road.ego
-    return t.abs() < street.road.edge + margin
+    _, t = into_axes(street.placed.x, street.placed.y, heading)
+    return (t + street.road.ego).abs() < street.road.edge + margin
