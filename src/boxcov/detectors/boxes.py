@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from boxcov.data.poses import into_axes
+
 
 def corners(boxes: Tensor) -> Tensor:
     """Convert centre and size (..., 4) to x1 y1 x2 y2."""
@@ -32,8 +34,13 @@ def iou(a: Tensor, b: Tensor) -> Tensor:
     low, high = torch.maximum(a[..., :2], b[..., :2]), torch.minimum(a[..., 2:], b[..., 2:])
     both = (high - low).clamp(min=0).prod(-1)
     of_a, of_b = ((x[..., 2:] - x[..., :2]).clamp(min=0).prod(-1) for x in (a, b))
-    union = of_a + of_b - both
-    return torch.where(union > 0, both / union.clamp(min=torch.finfo(a.dtype).tiny), 0)
+    return _over_union(both, of_a + of_b)
+
+
+def _over_union(both: Tensor, areas: Tensor) -> Tensor:
+    """Return an intersection over the union, given the sum of both areas; 0 without area."""
+    union = areas - both
+    return torch.where(union > 0, both / union.clamp(min=torch.finfo(both.dtype).tiny), 0)
 
 
 # rotated boxes
@@ -41,9 +48,7 @@ def iou(a: Tensor, b: Tensor) -> Tensor:
 
 def rotated_iou(a: Tensor, b: Tensor) -> Tensor:
     """Return the IoU (n,) of each pair of boxes (n, 5) and (n, 5); 0 for boxes without area."""
-    both = rotated_intersection(a, b)
-    union = a[:, 2] * a[:, 3] + b[:, 2] * b[:, 3] - both
-    return torch.where(union > 0, both / union.clamp(min=torch.finfo(a.dtype).tiny), 0)
+    return _over_union(rotated_intersection(a, b), a[:, 2] * a[:, 3] + b[:, 2] * b[:, 3])
 
 
 def rotated_intersection(a: Tensor, b: Tensor) -> Tensor:
@@ -54,9 +59,8 @@ def rotated_intersection(a: Tensor, b: Tensor) -> Tensor:
     edge, so touching and coinciding edges are not special cases. Centres are subtracted first, so
     that large coordinates lose no precision.
     """
-    cos, sin = a[:, 4].cos(), a[:, 4].sin()
     dx, dy = (b[:, :2] - a[:, :2]).unbind(1)
-    centre = torch.stack([cos * dx + sin * dy, cos * dy - sin * dx], 1)
+    centre = torch.stack(into_axes(dx, dy, a[:, 4]), 1)
     corner = box_corners(centre, b[:, 2], b[:, 3], b[:, 4] - a[:, 4])  # (n, 4, 2)
     (x, y), (step_x, step_y) = corner.unbind(2), (corner.roll(-1, 1) - corner).unbind(2)
     half_x, half_y = (side.clamp(min=0).unsqueeze(1) / 2 for side in (a[:, 3], a[:, 2]))

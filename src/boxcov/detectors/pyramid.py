@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -82,6 +82,11 @@ def _rows_after_nms(
     kept = kept & (kept.cumsum(0) <= max_boxes) & found.reported[index]
     rows, count, excess = best_rows(found.scores[index], kept, limits.boxes)
     return index[rows], count, beyond + excess + (~converged).long()
+
+
+def cell_counts(maps: Iterable[Tensor]) -> list[int]:
+    """Return the number of cells of each map (B, C, h, w)."""
+    return [x.shape[2] * x.shape[3] for x in maps]
 
 
 def level_of(index: Tensor, counts: Sequence[int]) -> Tensor:

@@ -61,6 +61,11 @@ def softmax_logit(logits: Tensor, number: Tensor) -> Tensor:
     return logits.gather(1, number.unsqueeze(1))[:, 0] - rest
 
 
+def of_class(values: Tensor, number: Tensor) -> Tensor:
+    """Return the values (m, n) of class ``number`` (m,), from those of all classes (m, n, k)."""
+    return values.gather(2, number[:, None, None].expand(-1, values.shape[1], 1))[:, :, 0]
+
+
 def logit_of_log(log_p: Tensor) -> Tensor:
     """Return the logit of a probability, given its logarithm."""
     return log_p - (-torch.expm1(log_p)).log()

@@ -21,7 +21,7 @@ from boxcov._torch.process_state import seeded
 from boxcov.data.shapes import CLASSES, METRES
 from boxcov.detector import Detector, Selection, flatten_configuration
 from boxcov.detectors.objects import objects_of
-from boxcov.detectors.signals import class_margin, finite, window, window_signals
+from boxcov.detectors.signals import class_margin, finite, of_class, window, window_signals
 from boxcov.head_stages import HeadStages, LogitBranch, Stage
 from boxcov.static_selection import StaticLimits, StaticSelection, best_rows
 
@@ -149,7 +149,7 @@ class TinyCenter(Detector):
         )
         around = torch.cat(values, 2)  # (m, 9, 6)
         centre = (around[:, :, :2] + torch.stack([columns, rows], 2)) * self.cell
-        logits = heat.gather(2, selection.labels[:, None, None].expand(-1, 9, 1))[:, :, 0]
+        logits = of_class(heat, selection.labels)
         return finite(
             {
                 **window_signals(

@@ -19,6 +19,7 @@ from boxcov.detectors.signals import (
     class_margin,
     finite,
     named,
+    of_class,
     window,
     window_signals,
 )
@@ -52,7 +53,7 @@ def signals(
     frame, task = (t[:, None].expand(-1, 9).flatten() for t in (at.frame, at.task))
     around = CellIndex(frame, task, row.flatten(), column.flatten())
     heat = at_least_float32(class_logits_at(tasks, around)).unflatten(0, (-1, 9))  # (m, 9, classes)
-    logits = heat.gather(2, labels[:, None, None].expand(-1, 9, 1))[:, :, 0]  # (m, 9)
+    logits = of_class(heat, labels)  # (m, 9)
     values = values_at(tasks, around, list(config.branches))
     windows = {name: at_least_float32(v).unflatten(0, (-1, 9)) for name, v in values.items()}
     length = windows["rot"].norm(dim=2, keepdim=True)

@@ -12,7 +12,13 @@ from torch.nn import functional as F
 from boxcov._torch.layers import at_least_float32
 from boxcov.detector import InstanceGroup, Selection
 from boxcov.detectors.boxes import centres
-from boxcov.detectors.pyramid import CellIndex, ScoredBoxes, level_of, static_selection
+from boxcov.detectors.pyramid import (
+    CellIndex,
+    ScoredBoxes,
+    cell_counts,
+    level_of,
+    static_selection,
+)
 from boxcov.detectors.signals import (
     SIDES,
     finite,
@@ -47,12 +53,12 @@ class AnchorDetector(TorchvisionDetector):
 
     def level_counts(self, raw: Raw) -> list[int]:
         """Return the number of anchors of each level."""
-        sizes = [x.shape[2] * x.shape[3] for x in raw["features"].values()]
+        sizes = cell_counts(raw["features"].values())
         return [cells * a for cells, a in zip(sizes, self.anchors_per_cell(raw))]
 
     def anchors_per_cell(self, raw: Raw) -> list[int]:
         """Return the number of anchors per cell, for each level."""
-        cells = sum(x.shape[2] * x.shape[3] for x in raw["features"].values())
+        cells = sum(cell_counts(raw["features"].values()))
         return [raw["anchors"].shape[1] // cells] * len(raw["features"])
 
     @abstractmethod

@@ -14,7 +14,13 @@ from boxcov.detector import Detector, InstanceGroup, Selection, flatten_configur
 from boxcov.detectors.boxes import centres, corners
 from boxcov.detectors.labels import Labels
 from boxcov.detectors.objects import check_images, objects_of
-from boxcov.detectors.pyramid import CellIndex, ScoredBoxes, level_of, static_selection
+from boxcov.detectors.pyramid import (
+    CellIndex,
+    ScoredBoxes,
+    cell_counts,
+    level_of,
+    static_selection,
+)
 from boxcov.detectors.signals import (
     SIDES,
     TINY,
@@ -22,6 +28,7 @@ from boxcov.detectors.signals import (
     class_signals,
     finite,
     named,
+    of_class,
     pyramid_window,
     touched_sides,
     window_signals,
@@ -115,7 +122,7 @@ class Yolo(Detector):
         every, cell = torch.cat(boxes), torch.cat([rows.flatten() for rows in cells]).long()
         labels = self.labels.of_model(every[:, 5].long(), self.head.nc)
         keep = labels >= 0
-        level = level_of(cell[keep], _cell_counts(raw))
+        level = level_of(cell[keep], cell_counts(raw["features"]))
         where = CellIndex(frame[keep], cell[keep], level)
         return Selection(where.frame, every[keep, 4], labels[keep], where)
 
@@ -128,7 +135,7 @@ class Yolo(Detector):
         return static_selection(
             ScoredBoxes(scores, boxes, cells, number, labels, above, labels >= 0),
             limits,
-            counts=_cell_counts(raw),
+            counts=cell_counts(raw["features"]),
             overlap=self.overlap,
             max_boxes=self.max_boxes,
         )
@@ -148,7 +155,7 @@ class Yolo(Detector):
         around = pyramid_window(selection.where.cell, shapes)
         logits = at_least_float32(raw["logits"][frame[:, None], :, around.index])  # (m, 9, nc)
         boxes = at_least_float32(raw["found"][frame[:, None], :4, around.index])
-        scores = logits.gather(2, number[:, None, None].expand(-1, 9, 1))[:, :, 0]
+        scores = of_class(logits, number)
         sides = raw["distances"][frame, :, selection.where.cell].unflatten(1, (4, -1))
         height, width = (n * self.head.stride[0] for n in shapes[0])
         return finite(
@@ -172,7 +179,7 @@ class Yolo(Detector):
         self, raw: Raw, selection: Selection, index: Tensor, level: int, with_logit: bool
     ) -> InstanceGroup:
         x = raw["features"][level]
-        cell = selection.where.cell[index] - sum(_cell_counts(raw)[:level])
+        cell = selection.where.cell[index] - sum(cell_counts(raw["features"])[:level])
         row, column = cell // x.shape[3], cell % x.shape[3]
         number = self.labels.to_model(selection.labels[index])
 
@@ -210,11 +217,6 @@ class Yolo(Detector):
                 criterion({**image, "feats": [x[b : b + 1] for x in raw["features"]]}, own)[0].sum()
             )
         return torch.stack(losses)
-
-
-def _cell_counts(raw: Raw) -> list[int]:
-    """Return the number of cells of each level."""
-    return [x.shape[2] * x.shape[3] for x in raw["features"]]
 
 
 def side_signals(values: Tensor) -> Signals:

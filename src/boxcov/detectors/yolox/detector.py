@@ -14,11 +14,13 @@ from boxcov._torch.process_state import seeded
 from boxcov.detector import Candidates, Detector, InstanceGroup, Selection, flatten_configuration
 from boxcov.detectors.boxes import corners
 from boxcov.detectors.objects import check_images
+from boxcov.detectors.pyramid import cell_counts
 from boxcov.detectors.signals import (
     RAW_NAMES,
     class_margin,
     finite,
     logit_of_log,
+    of_class,
     pyramid_window,
     touched_sides,
     window_signals,
@@ -85,8 +87,7 @@ class YOLOX(Detector):
         return select(raw["values"], grid_of(raw["features"]), self.config)
 
     def select_static(self, raw: Raw, limits: StaticLimits) -> StaticSelection:
-        counts = [x.shape[2] * x.shape[3] for x in raw["features"]]
-        grid = grid_of(raw["features"])
+        counts, grid = cell_counts(raw["features"]), grid_of(raw["features"])
         return select_static(raw["values"], grid, self.config, counts=counts, limits=limits)
 
     def candidates(self, raw: Raw) -> Candidates:
@@ -102,8 +103,7 @@ class YOLOX(Detector):
         around = pyramid_window(selection.where.cell, shapes)
         values = raw["values"][selection.where.frame[:, None], around.index]
         cells = at_least_float32(values)  # (m, 9, 5 + classes)
-        labels = selection.labels[:, None, None].expand(-1, 9, 1)
-        class_logits = cells[:, :, 5:].gather(2, labels)[:, :, 0]  # (m, 9)
+        class_logits = of_class(cells[:, :, 5:], selection.labels)  # (m, 9)
         scores = logit_of_log(F.logsigmoid(cells[:, :, 4]) + F.logsigmoid(class_logits))
         stride = STRIDES[0] * 2.0 ** around.level[:, None, None]  # pixels per cell
         centre = (cells[:, :, :2] + torch.stack([around.column, around.row], 2)) * stride
