@@ -29,7 +29,7 @@ from boxcov.data import shapes
 from boxcov.detectors import centerpoint
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.files import write_safetensors
-from helpers.command_line import boxcov, small_network
+from helpers.command_line import boxcov, refuse, small_network, succeed
 
 
 def header(path: Path, key: str) -> dict:
@@ -96,7 +96,7 @@ def test_a_full_disk_is_an_error_and_leaves_no_partial_file(tmp_path, verb, monk
     """Finished work is kept, and the run resumes once there is space."""
     word = small_network(tmp_path)
     common = ("--detector", word, "--count", 3, "--sweeps", 1)
-    assert boxcov("predict", "--method", "nms", *common, "--out", tmp_path / "nms").code == 0
+    succeed("predict", "--method", "nms", *common, "--out", tmp_path / "nms")
     words = {
         "fit": ("fit", "--fisher", "mc", *common),
         "predict": ("predict", "--method", "nms", *common),
@@ -122,8 +122,7 @@ def test_a_full_disk_is_an_error_and_leaves_no_partial_file(tmp_path, verb, monk
         {"out.checkpoint"} if verb == "fit" else {"out.parts"}
     )
     (tmp_path / ".out.abcdefgh").write_text("half")  # as left by a killed run
-    done = boxcov(*words[verb], "--out", out, "--resume")
-    assert done.code == 0, done.err
+    succeed(*words[verb], "--out", out, "--resume")
     assert {path.name for path in tmp_path.iterdir()} - before == {"out"}
 
 
@@ -134,9 +133,8 @@ def test_a_missing_folder_is_refused_before_the_work(tmp_path, verb) -> None:
         "predict": ("predict", "--method", "nms"),
         "evaluate": ("evaluate", tmp_path / "none"),
     }
-    done = boxcov(*words[verb], "--out", tmp_path / "no" / "out")
-    assert done.code == 1
-    assert f"there is no folder {tmp_path / 'no'}: create it" in done.err
+    error = refuse(*words[verb], "--out", tmp_path / "no" / "out")
+    assert f"there is no folder {tmp_path / 'no'}: create it" in error
 
 
 def test_temporary_files_have_recognisable_names(tmp_path, monkeypatch) -> None:

@@ -14,7 +14,7 @@ from boxcov import BoxcovError, Posterior, fit
 from boxcov._torch.distributed import World, _local_gpu, choose_backend, transfer_device
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
-from helpers.command_line import boxcov, small_network
+from helpers.command_line import small_network, succeed
 from helpers.rank_cases import CASES, posterior_of, work
 from oracles.dense import relative
 
@@ -137,7 +137,7 @@ def test_torchrun(tmp_path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("written to") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["net0.safetensors", "p.safetensors"]
-    assert boxcov("fit", *words, "--out", tmp_path / "one").code == 0
+    succeed("fit", *words, "--out", tmp_path / "one")
     from boxcov.pipeline.detectors import load_detector
 
     found, one = (Posterior.load(path, load_detector(word)) for path in (out, tmp_path / "one"))

@@ -18,7 +18,7 @@ from boxcov.cli.convert import convert
 from boxcov.data import simulated
 from boxcov.outlines import corners, ellipse
 from boxcov.pipeline.options import DemoCommand, option, vocabulary
-from helpers.command_line import boxcov
+from helpers.command_line import boxcov, refuse, succeed
 from helpers.export_boxes import in_space
 
 EXAMPLES = {verb: words for panel in cli.COMMANDS.values() for verb, words in panel.items()}
@@ -26,8 +26,7 @@ EXAMPLES = {verb: words for panel in cli.COMMANDS.values() for verb, words in pa
 
 @pytest.mark.parametrize("verb", [verb.__name__ for verb in EXAMPLES])
 def test_help_has_an_example(verb) -> None:
-    done = boxcov(f"{verb} --help")
-    assert done.code == 0
+    done = succeed(f"{verb} --help")
     assert f"Example: boxcov {verb} " in done.out
 
 
@@ -46,8 +45,7 @@ def test_examples_use_existing_options() -> None:
 @pytest.mark.parametrize("words", ["-h", "--help"])
 def test_short_and_long_help(words: str) -> None:
     for verb in ("", "fit "):
-        done = boxcov(f"{verb}{words}")
-        assert done.code == 0
+        done = succeed(f"{verb}{words}")
         assert "Usage: boxcov" in done.out
 
 
@@ -228,11 +226,10 @@ def test_convert_has_the_options_that_its_errors_name(tmp_path) -> None:
     plain = tmp_path / "d.safetensors"
     in_space(3, calibrated=False).save(plain)
     words = f"convert {plain} --format ros --out {tmp_path}/x.json"
-    done = boxcov(words)
-    assert done.code == 1
-    advised = set(re.findall(r"--[a-z-]+", done.err))
+    error = refuse(words)
+    advised = set(re.findall(r"--[a-z-]+", error))
     assert advised == {"--covariance"} <= option_names(convert)
-    assert boxcov(f"{words} --covariance epistemic").code == 0
+    succeed(f"{words} --covariance epistemic")
 
 
 def test_scenarios_are_those_of_the_simulation() -> None:

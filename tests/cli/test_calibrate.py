@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -24,7 +23,7 @@ from boxcov.pipeline.options import CalibrateCommand, DataOptions, EstimatorOpti
 from boxcov.pipeline.predict import build_predictor
 from boxcov.pipeline.progress import Steps
 from boxcov.posterior import file as posterior_file
-from helpers.command_line import boxcov
+from helpers.command_line import boxcov, refuse, succeed
 
 WORD = "centerpoint:small"
 FRAMES = "--count 10 --sweeps 2 --copies 0"
@@ -33,19 +32,17 @@ FRAMES = "--count 10 --sweeps 2 --copies 0"
 @pytest.fixture(scope="module")
 def posterior(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("fitted") / "p.safetensors"
-    done = boxcov(
+    succeed(
         f"fit --detector {WORD} --out {out} --count 2 --sweeps 2 --depth head.shared --n-data 2000"
     )
-    assert done.code == 0, done.err
     return out
 
 
 @pytest.fixture(scope="module")
 def made(posterior: Path) -> tuple[Path, dict]:
     out = posterior.with_name("c.safetensors")
-    done = boxcov(f"calibrate --posterior {posterior} --out {out} {FRAMES} --json")
-    assert done.code == 0, done.err
-    return out, json.loads(done.out)
+    done = succeed(f"calibrate --posterior {posterior} --out {out} {FRAMES} --json")
+    return out, done.report
 
 
 @pytest.fixture(scope="module")
@@ -99,13 +96,12 @@ def test_copies_of_the_frames_are_learned_from(posterior: Path, tmp_path, monkey
     monkeypatch.setattr("boxcov.pipeline.calibrate.fit_error_model", fit)
     out = tmp_path / "c.safetensors"
     frames = "--count 10 --sweeps 2 --copies 1 --json"
-    done = boxcov(f"calibrate --posterior {posterior} --out {out} {frames}")
-    assert done.code == 0, done.err
+    done = succeed(f"calibrate --posterior {posterior} --out {out} {frames}")
     (own, copied), (every, all_copied) = given
     assert copied <= own == set(range(5))
     assert all_copied <= every == set(range(10))
     assert max(all_copied) > 5
-    assert json.loads(done.out)["copies"] >= 0  # boxes of copies that the network learned from
+    assert done.report["copies"] >= 0  # boxes of copies that the network learned from
 
 
 def test_both_fits_show_their_progress(posterior: Path, tmp_path) -> None:
@@ -136,8 +132,7 @@ def test_predict_applies_the_error_model(made, posterior: Path, tmp_path) -> Non
     files, texts = [], []
     for name, source in (("plain", posterior), ("calibrated", made[0])):
         files.append(tmp_path / f"{name}.safetensors")
-        done = boxcov(f"predict --posterior {source} --out {files[-1]} --count 1 --sweeps 2")
-        assert done.code == 0, done.err
+        done = succeed(f"predict --posterior {source} --out {files[-1]} --count 1 --sweeps 2")
         texts.append(done.out)
     plain, found = map(Detections.load, files)
     assert torch.equal(plain.boxes, found.boxes)
@@ -158,8 +153,7 @@ def sampled(made) -> tuple[Path, str]:
     same = made[0].with_name("sampled.safetensors")
     same.write_bytes(made[0].read_bytes())
     words = "--method mcglm --samples 4 --threshold 0.5 --count 6 --fit-share 0.84 --sweeps 2"
-    done = boxcov(f"calibrate --posterior {same} --out {same} --force {words}")
-    assert done.code == 0, done.err
+    done = succeed(f"calibrate --posterior {same} --out {same} --force {words}")
     return same, done.out
 
 
@@ -177,8 +171,7 @@ def test_calibrate_in_place_for_another_method(sampled, tmp_path) -> None:
     out = tmp_path / "d.safetensors"
     words = f"predict --posterior {same} --out {out} --force --count 1 --sweeps 2"
     for more in ("--seed 0", "--method mcglm", "--samples 4"):  # the rest: as calibrated
-        done = boxcov(f"{words} {more}")
-        assert done.code == 0, done.err
+        succeed(f"{words} {more}")
         meta = Detections.load(out).meta
         assert (meta["method"], meta["samples"]) == ("mcglm", 4)
     done = boxcov(f"{words} --method exact")
@@ -218,9 +211,8 @@ def test_stream_has_the_method_of_the_calibration(
     sampled, clouds: Path, by_hand, words: str, estimator: str, has_risk: bool
 ) -> None:
     source = f"--source {clouds} --points plain --posterior {sampled[0]} --count 1"
-    done = boxcov(f"stream {source} {words}")
-    assert done.code == 0, done.err
-    line, found = json.loads(done.out), by_hand[estimator]
+    done = succeed(f"stream {source} {words}")
+    line, found = done.report, by_hand[estimator]
     deviation = found.covariance.diagonal(dim1=1, dim2=2).sqrt()
     np.testing.assert_allclose(line["std"], deviation, rtol=6e-3, atol=1e-6)
     assert ("risk" in line) == has_risk
@@ -234,8 +226,7 @@ def test_rank_has_the_method_of_the_calibration(
 ) -> None:
     source = f"--source {clouds} --points plain --posterior {sampled[0]} --count 1"
     boxes = tmp_path / "b.csv"
-    done = boxcov(f"rank {words} {source} --out {tmp_path / 'f.csv'} --boxes {boxes}")
-    assert done.code == 0, done.err
+    succeed(f"rank {words} {source} --out {tmp_path / 'f.csv'} --boxes {boxes}")
     values = [float(row.split(",")[1]) for row in boxes.read_text().splitlines()[1:]]
     wanted = box_values(by_hand["mcglm"], "risk" if "risk" in words else "epistemic")
     np.testing.assert_allclose(values, np.sort(wanted)[::-1], rtol=1e-3, atol=1e-6)
@@ -245,12 +236,11 @@ def test_monitor_reads_lines_and_files_of_samples(sampled, clouds: Path, tmp_pat
     """Each frame is among the usual ones, so at least one of two is as unusual as itself."""
     source = f"--source {clouds} --points plain --posterior {sampled[0]}"
     (tmp_path / "d.jsonl").write_text(boxcov(f"stream {source}").out)
-    assert boxcov(f"predict {source} --out {tmp_path / 'd.safetensors'}").code == 0
+    succeed(f"predict {source} --out {tmp_path / 'd.safetensors'}")
     for name in ("d.jsonl", "d.safetensors"):
         words = f"{tmp_path / name} --usual {tmp_path / name} --false-alarm-rate 0.4"
-        done = boxcov(f"monitor {words}")
-        assert done.code == 0, done.err
-        verdicts = [json.loads(text) for text in done.out.splitlines()]
+        done = succeed(f"monitor {words}")
+        verdicts = done.lines
         assert all(one["p_value"] >= 0.6 and not one["alarm"] for one in verdicts)
         assert len(verdicts) == 2
 
@@ -258,10 +248,9 @@ def test_monitor_reads_lines_and_files_of_samples(sampled, clouds: Path, tmp_pat
 @pytest.mark.parametrize("command", ["stream", "rank --by risk --out f.csv"])
 def test_another_method_than_calibrated_is_refused(sampled, clouds: Path, command: str) -> None:
     source = f"--source {clouds} --points plain --posterior {sampled[0]}"
-    done = boxcov(f"{command} {source} --method exact")
-    assert done.code == 1
-    assert f"{sampled[0]}: this error model is for covariances of mcglm, 4 samples" in done.err
-    assert "give --method mcglm --samples 4, or fit one with" in done.err
+    error = refuse(f"{command} {source} --method exact")
+    assert f"{sampled[0]}: this error model is for covariances of mcglm, 4 samples" in error
+    assert "give --method mcglm --samples 4, or fit one with" in error
 
 
 @pytest.mark.filterwarnings("always:.*fitted on frames of the split")
@@ -276,35 +265,31 @@ def test_predict_warns_of_calibration_frames(made, tmp_path) -> None:
 
 @pytest.mark.filterwarnings("always:.*fitted on frames of the split")
 def test_calibrate_warns_of_the_frames_of_the_fit(posterior: Path, tmp_path) -> None:
-    done = boxcov(
+    done = succeed(
         f"calibrate --posterior {posterior} --out {tmp_path}/c.safetensors --split train {FRAMES}"
     )
-    assert done.code == 0, done.err
     assert "the posterior was fitted on frames of the split train, too" in done.err
     assert "promise too much: give another --split\n" in done.err
 
 
 def test_predict_names_the_method_of_the_error_model(made, tmp_path) -> None:
     out = tmp_path / "d.safetensors"
-    done = boxcov(f"predict --posterior {made[0]} --method mcglm --out {out} --count 1")
-    assert done.code == 1
-    assert f"{made[0]}: this error model is for covariances of exact, not mcglm, 10" in done.err
-    assert "give --method exact, or fit one with" in done.err
-    assert "`boxcov calibrate --method mcglm --samples 10`" in done.err
+    error = refuse(f"predict --posterior {made[0]} --method mcglm --out {out} --count 1")
+    assert f"{made[0]}: this error model is for covariances of exact, not mcglm, 10" in error
+    assert "give --method exact, or fit one with" in error
+    assert "`boxcov calibrate --method mcglm --samples 10`" in error
     assert not out.exists()
-    done = boxcov(f"predict --posterior {made[0]} --method glm --out {out} --count 1")
-    assert done.code == 0, done.err  # the same covariance as exact
+    # the same covariance as exact
+    succeed(f"predict --posterior {made[0]} --method glm --out {out} --count 1")
 
 
 def test_small_is_the_posterior_in_the_package(made, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(posterior_file, "SHIPPED", made[0])
     out = tmp_path / "d.safetensors"
-    done = boxcov(f"predict --posterior small --out {out} --count 1 --sweeps 2")
-    assert done.code == 0, done.err
+    succeed(f"predict --posterior small --out {out} --count 1 --sweeps 2")
     assert Detections.load(out).no_object is not None
     again = f"predict --out {out} --force --count 1 --sweeps 2"
-    done = boxcov(again)  # the default of this detector
-    assert done.code == 0, done.err
+    done = succeed(again)  # the default of this detector
     assert done.out.startswith("posterior: small, the calibrated one of centerpoint:small")
     assert "risk: median" in done.out
     assert Detections.load(out).meta["posterior"] == "small"
@@ -312,8 +297,7 @@ def test_small_is_the_posterior_in_the_package(made, tmp_path, monkeypatch) -> N
 
 def test_calibrate_has_the_default_that_its_help_states(posterior, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(posterior_file, "SHIPPED", posterior)
-    done = boxcov(f"calibrate --out {tmp_path}/c.safetensors {FRAMES}")
-    assert done.code == 0, done.err
+    done = succeed(f"calibrate --out {tmp_path}/c.safetensors {FRAMES}")
     assert done.out.startswith("posterior: small, the calibrated one of centerpoint:small")
     words = "--detector yolox:n.pth --data coco:root"
     done = boxcov(f"calibrate {words} --out {tmp_path}/x.safetensors")
@@ -324,20 +308,18 @@ def test_stream_without_a_posterior_gives_the_risk(made, tmp_path, monkeypatch) 
     monkeypatch.setattr(posterior_file, "SHIPPED", made[0])
     ((inputs, _),) = load_frames(DataOptions("simulated:clear", "test", 1, 0, 2))
     inputs[0].numpy().astype("<f4").tofile(tmp_path / "0.bin")
-    done = boxcov(f"stream --source {tmp_path} --points plain")
-    assert done.code == 0, done.err
+    done = succeed(f"stream --source {tmp_path} --points plain")
     assert "posterior: small" in done.err
-    line = json.loads(done.out)
+    line = done.report
     assert len(line["risk"]) == len(line["boxes"]) > 0
 
 
 def test_export_of_another_estimator_is_refused(tmp_path) -> None:
-    done = boxcov(f"export --samples 3 --out {tmp_path}/x.onnx --candidates 8 --pairs 8 --boxes 4")
-    assert done.code == 1
-    assert "this error model is for covariances of exact, not mcglm, 3 samples" in done.err
-    assert "`boxcov calibrate --method mcglm --samples 3`" in done.err  # of the command line
-    assert "posterior of `boxcov fit`" in done.err
-    assert "boxcov.calibrate" in done.err  # of Python
+    error = refuse(f"export --samples 3 --out {tmp_path}/x.onnx --candidates 8 --pairs 8 --boxes 4")
+    assert "this error model is for covariances of exact, not mcglm, 3 samples" in error
+    assert "`boxcov calibrate --method mcglm --samples 3`" in error  # of the command line
+    assert "posterior of `boxcov fit`" in error
+    assert "boxcov.calibrate" in error  # of Python
 
 
 @pytest.mark.parametrize(
@@ -352,9 +334,8 @@ def test_export_of_another_estimator_is_refused(tmp_path) -> None:
 )
 def test_wrong_options_are_refused(posterior: Path, tmp_path, words, message) -> None:
     before = posterior.read_bytes()
-    done = boxcov(f"calibrate --posterior {posterior} --out {tmp_path / 'c.safetensors'}", words)
-    assert done.code == 1
-    assert message in done.err
+    error = refuse(f"calibrate --posterior {posterior} --out {tmp_path / 'c.safetensors'}", words)
+    assert message in error
     assert posterior.read_bytes() == before
     assert not (tmp_path / "c.safetensors").exists()
 
@@ -369,8 +350,7 @@ def test_stress_frames_widen_the_regions(
     )
     monkeypatch.setattr(unusual_frames, "GATE", 0.95)  # ten frames are too few for 0.05
     out = tmp_path / "w.safetensors"
-    done = boxcov(f"calibrate --posterior {posterior} --out {out} {FRAMES} --stress resized")
-    assert done.code == 0, done.err
+    succeed(f"calibrate --posterior {posterior} --out {out} {FRAMES} --stress resized")
     model = Posterior.load(out, load_detector(WORD)).error_model
     assert bool((model.widening.factors >= 1).all())
     assert model.widening.bound.isfinite()
@@ -381,9 +361,8 @@ def test_too_few_boxes_name_the_share_of_the_frames(
 ) -> None:
     monkeypatch.setattr("boxcov.pipeline.calibrate.predict_frames", lambda *given: predicted)
     monkeypatch.setattr("boxcov.error_model.calibrate.MIN_PAIRS", made[1]["paired"])
-    done = boxcov(f"calibrate --posterior {posterior} --out {tmp_path / 'c'} {FRAMES}")
-    assert done.code == 1
-    assert "with an object in the first 5 of 10 frames (--fit-share 0.5): " in done.err
+    error = refuse(f"calibrate --posterior {posterior} --out {tmp_path / 'c'} {FRAMES}")
+    assert "with an object in the first 5 of 10 frames (--fit-share 0.5): " in error
 
 
 def test_stress_is_other_data_or_resized_lidar_frames(posterior: Path) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from boxcov.pipeline import check
 from boxcov.pipeline.options import CheckCommand
 from helpers.centerpoint_cases import detector_of, pillar_config
 from helpers.centerpoint_files import config_text, exported
-from helpers.command_line import boxcov, small_network
+from helpers.command_line import boxcov, refuse, small_network
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +21,7 @@ def word(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_correct_detector_passes(word: str) -> None:
     done = boxcov(f"check --detector {word} --sweeps 1 --json")
-    report = json.loads(done.out)
+    report = done.report
     assert (done.code, report["ok"]) == (0, True)
     # a slow machine shows the progress
     assert [line for line in done.err.splitlines() if not line.startswith("checking: ")] == []
@@ -50,9 +49,7 @@ def test_broken_detector_exits_with_1(word: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_unknown_detector_is_refused() -> None:
-    done = boxcov("check --detector nothing:here")
-    assert done.code == 1
-    assert "no detector 'nothing:here'" in done.err
+    assert "no detector 'nothing:here'" in refuse("check --detector nothing:here")
 
 
 def test_a_checkpoint_is_described_with_evidence(tmp_path: Path) -> None:
@@ -67,13 +64,13 @@ def test_a_checkpoint_is_described_with_evidence(tmp_path: Path) -> None:
     done = boxcov(f"{words} --no-legacy --config voxel01")
     assert "missing: pts_middle_encoder" in done.err
     done = boxcov(f"{words} --no-legacy --out {tmp_path}/frame.png --json")
-    rows = {name: (value, evidence) for name, value, evidence in json.loads(done.out)["checkpoint"]}
+    rows = {name: (value, evidence) for name, value, evidence in done.report["checkpoint"]}
     assert rows["framework"] == ("mmdetection3d", "names that start with pts_bbox_head.")
     assert rows["generation"] == ("1.0 or later", "as given")
     assert rows["grid"][0].startswith("0.4 x 0.4 x 8 m; x -6.4 to 6.4")
     assert rows["grid"][1] == str(tmp_path / "config.py")
     assert (tmp_path / "frame.png").read_bytes().startswith(b"\x89PNG")
-    names = [finding["name"] for finding in json.loads(done.out)["findings"]]
+    names = [finding["name"] for finding in done.report["findings"]]
     looks = ("scores", "on points", "sizes", "orientation", "classes", "grid")
     assert names[-6:] == [f"boxes: {name}" for name in looks]
     text = boxcov(f"{words} --legacy --config {tmp_path}/config.py").out

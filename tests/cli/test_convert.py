@@ -14,7 +14,7 @@ from boxcov.data import coco, kitti, nuscenes
 from boxcov.pipeline import output_format
 from boxcov.pipeline.kitti_axes import KittiAsNuScenes
 from helpers.coco_cases import coco_root
-from helpers.command_line import boxcov, small_network
+from helpers.command_line import boxcov, refuse, small_network, succeed
 from helpers.data_roots import kitti_root, nuscenes_root
 from helpers.export_boxes import in_image, in_space
 
@@ -29,7 +29,7 @@ def stored(tmp_path: Path) -> tuple[Path, Detections]:
 def test_csv_table(stored: tuple[Path, Detections], tmp_path: Path) -> None:
     path, found = stored
     done = boxcov(f"convert {path} --format csv --out {tmp_path / 'd.csv'} --json")
-    assert (done.code, json.loads(done.out)["boxes"]) == (0, 7)
+    assert (done.code, done.report["boxes"]) == (0, 7)
     with (tmp_path / "d.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [float(row["var_yaw"]) for row in rows] == pytest.approx(
@@ -48,10 +48,9 @@ def test_messages(
     stored: tuple[Path, Detections], tmp_path: Path, format: str, kind: str, boxes: str
 ) -> None:
     path, _ = stored
-    done = boxcov(
+    done = succeed(
         f"convert {path} --format {format} --out {tmp_path / 'd.json'} --frame-id lidar_top"
     )
-    assert done.code == 0, done.err
     assert "7 boxes in 3 frames" in done.out
     content = json.loads((tmp_path / "d.json").read_text())
     assert (content["type"], content["covariance"]) == (kind, "predictive")
@@ -61,12 +60,7 @@ def test_messages(
 
 def test_messages_of_image_boxes(tmp_path: Path) -> None:
     in_image().save(tmp_path / "d.safetensors")
-    assert (
-        boxcov(
-            f"convert {tmp_path / 'd.safetensors'} --format ros --out {tmp_path / 'd.json'}"
-        ).code
-        == 0
-    )
+    succeed(f"convert {tmp_path / 'd.safetensors'} --format ros --out {tmp_path / 'd.json'}")
     assert json.loads((tmp_path / "d.json").read_text())["type"] == "vision_msgs/Detection2DArray"
     done = boxcov(
         f"convert {tmp_path / 'd.safetensors'} --format autoware --out {tmp_path / 'e.json'}"
@@ -77,26 +71,23 @@ def test_messages_of_image_boxes(tmp_path: Path) -> None:
 def test_epistemic_covariance_must_be_requested(tmp_path: Path) -> None:
     in_space(calibrated=False).save(tmp_path / "d.safetensors")
     words = (f"convert {tmp_path / 'd.safetensors'} --format ros --out {tmp_path / 'd.json'}",)
-    done = boxcov(*words)
-    assert done.code == 1
-    assert "the format ros is read by trackers, which need the covariance of the errors" in done.err
-    assert boxcov(*words, "--covariance epistemic").code == 0
+    error = refuse(*words)
+    assert "the format ros is read by trackers, which need the covariance of the errors" in error
+    succeed(*words, "--covariance epistemic")
     assert json.loads((tmp_path / "d.json").read_text())["covariance"] == "epistemic"
 
 
 def test_predict_refuses_a_format_before_the_work(tmp_path: Path) -> None:
     word = small_network(tmp_path)
-    done = boxcov(
+    error = refuse(
         f"predict --detector {word} --method nms --count 1 --sweeps 1 "
         f"--format ros --out {tmp_path / 'd.json'}"
     )
-    assert done.code == 1
-    assert "boxcov calibrate" in done.err
-    done = boxcov(
+    assert "boxcov calibrate" in error
+    succeed(
         f"predict --detector {word} --method nms --count 1 --sweeps 1 "
         f"--format csv --out {tmp_path / 'd.csv'}"
     )
-    assert done.code == 0, done.err
     assert (tmp_path / "d.csv").read_text().startswith("frame,label,class,score,x,y,z")
 
 
@@ -118,9 +109,9 @@ def test_nuscenes_results_with_time_stamps(tmp_path: Path) -> None:
     found = made_from(in_space(7, frames=2), f"nuscenes:{tmp_path / 'moved'}", 2, nuscenes.CLASSES)
     found.save(tmp_path / "d.safetensors")
     words = (f"convert {tmp_path / 'd.safetensors'} --data", f"nuscenes:{root}")
-    assert boxcov(*words, f"--format nuscenes --out {tmp_path / 'r.json'}").code == 0
+    succeed(*words, f"--format nuscenes --out {tmp_path / 'r.json'}")
     assert list(nuscenes.read_results(tmp_path / "r.json")) == frames.tokens[:2]
-    assert boxcov(*words, f"--format ros --out {tmp_path / 'm.json'}").code == 0
+    succeed(*words, f"--format ros --out {tmp_path / 'm.json'}")
     stamps = [
         m["header"]["stamp"] for m in json.loads((tmp_path / "m.json").read_text())["messages"]
     ]

@@ -18,7 +18,7 @@ from boxcov.pipeline.evaluate import run
 from boxcov.pipeline.frames import load_frames
 from boxcov.pipeline.options import DataOptions, EvaluateCommand
 from boxcov.posterior.file import SHIPPED
-from helpers.command_line import boxcov
+from helpers.command_line import boxcov, refuse, succeed
 from helpers.error_models import make_error_model
 
 SOURCE = {"data": "simulated:clear", "split": "test", "count": 4, "seed": 0, "sweeps": 1}
@@ -160,9 +160,7 @@ def test_frames_without_objects_and_missing_frames(frames) -> None:
 
 
 def test_json_has_every_number(saved, frames) -> None:
-    done = boxcov("evaluate", *saved, "--json --replicates 20")
-    assert done.code == 0, done.err
-    report = json.loads(done.out)
+    report = succeed("evaluate", *saved, "--json --replicates 20").report
     rows = {row["method"]: row for row in report["rows"]}
     both = [f"score + size + covariance ({name})" for name in ("exact", "nms")]
     names = ["exact", "nms", "1 - score", "score + size", *both]
@@ -201,17 +199,15 @@ def test_swapped_files_are_named(words: str, message: str, tmp_path, saved, monk
     files["WEIGHTS"] = SHIPPED.with_name("small.safetensors")
     for name, path in files.items():
         words = words.replace(name, str(path))
-    done = boxcov(words)
-    assert done.code == 1
-    assert message in done.err
-    assert "KeyError" not in done.err
+    error = refuse(words)
+    assert message in error
+    assert "KeyError" not in error
 
 
 def test_table_and_report_are_written(tmp_path, saved) -> None:
-    done = boxcov(
+    done = succeed(
         "evaluate", *saved, f"--out {tmp_path / 'report.html'} --scenes 2 --replicates 20"
     )
-    assert done.code == 0, done.err
     assert "AUROC IoU" in done.out
     assert "chance" in done.out
     assert "report.html" in done.out
@@ -238,9 +234,7 @@ def test_missing_frames_are_an_error(tmp_path, frames, change, message) -> None:
     found = noisy(frames)
     meta = {name: value for name, value in {**found.meta, **change}.items() if value is not None}
     replace(found, meta=meta).save(tmp_path / "d.safetensors")
-    done = boxcov(f"evaluate {tmp_path / 'd.safetensors'}")
-    assert done.code == 1
-    assert message in done.err
+    assert message in refuse(f"evaluate {tmp_path / 'd.safetensors'}")
 
 
 def test_user_errors_are_one_line(tmp_path, saved, frames) -> None:
@@ -257,11 +251,10 @@ def test_user_errors_are_one_line(tmp_path, saved, frames) -> None:
         ),
         ([saved[0], "--out", "absent/r.html"], "absent/r.html: there is no folder absent"),
     ):
-        done = boxcov("evaluate", *words)
-        assert done.code == 1
-        assert done.err.startswith("boxcov: ")
-        assert done.err.count("\n") == 1
-        assert message in done.err
+        error = refuse("evaluate", *words)
+        assert error.startswith("boxcov: ")
+        assert error.count("\n") == 1
+        assert message in error
     assert boxcov("evaluate").code == 2
 
 
@@ -289,9 +282,8 @@ def test_risk_is_one_more_method(frames, tmp_path) -> None:
     model = make_error_model(found.fields, found.classes)
     calibrated = model.apply(found)
     calibrated.save(path)
-    done = boxcov("evaluate", path, "--replicates 5 --json")
-    assert done.code == 0, done.err
-    rows = {row["method"]: row for row in json.loads(done.out)["rows"]}
+    done = succeed("evaluate", path, "--replicates 5 --json")
+    rows = {row["method"]: row for row in done.report["rows"]}
     records = matched(calibrated, frames)
     assert np.array_equal(records.risk, calibrated.risk[found.scores > 0.1].numpy())
     expected = auroc(records.iou < 0.4, records.risk)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 
@@ -11,7 +9,7 @@ from boxcov import ExactGLM, fit
 from boxcov.pipeline.detectors import load_detector
 from helpers.centerpoint_cases import cloud
 from helpers.centerpoint_cases import frames as clouds
-from helpers.command_line import boxcov, small_network
+from helpers.command_line import boxcov, refuse, small_network, succeed
 from helpers.error_models import with_error_model
 
 pytest.importorskip("onnx")
@@ -29,9 +27,7 @@ def test_exported_file_runs_in_onnxruntime(tmp_path) -> None:
         f"--example {tmp_path / 'x.bin'} --points plain "
         "--samples 2 --boxes 9",
     )
-    done = boxcov("export", *words, f"--out {tmp_path / 'net.onnx'} --json")
-    assert done.code == 0, done.err
-    said = json.loads(done.out)
+    said = succeed("export", *words, f"--out {tmp_path / 'net.onnx'} --json").report
     assert said["bytes"] == (tmp_path / "net.onnx").stat().st_size
     assert said["inputs"] == {"map": [1, 8, 32, 32]}
     assert said["outputs"]["covariance"] == [9, 9, 9]
@@ -48,15 +44,13 @@ def test_exported_file_runs_in_onnxruntime(tmp_path) -> None:
 
 
 def test_missing_folder_is_an_error(tmp_path) -> None:
-    done = boxcov(f"export --posterior small --out {tmp_path / 'nowhere' / 'x.onnx'}")
-    assert done.code == 1
-    assert "there is no folder" in done.err
+    error = refuse(f"export --posterior small --out {tmp_path / 'nowhere' / 'x.onnx'}")
+    assert "there is no folder" in error
 
 
 def test_missing_posterior_is_an_error_before_the_work(tmp_path) -> None:
-    done = boxcov(f"export --posterior p.safetensors --out {tmp_path / 'x.onnx'}")
-    assert done.code == 1
-    assert "p.safetensors: no such file: write a posterior with boxcov fit" in done.err
+    error = refuse(f"export --posterior p.safetensors --out {tmp_path / 'x.onnx'}")
+    assert "p.safetensors: no such file: write a posterior with boxcov fit" in error
     done = boxcov(f"export --posterior {tmp_path} --out {tmp_path / 'x.onnx'}")
     assert f"{tmp_path}: is a folder: write a posterior with boxcov fit" in done.err
 
@@ -68,10 +62,9 @@ def test_an_error_model_that_does_not_fit_comes_first(tmp_path) -> None:
     posterior = fit(detector, clouds(detector.config, 1))
     calibrated = with_error_model(ExactGLM(detector, posterior), posterior, inputs, "exact")
     calibrated.save(tmp_path / "p.safetensors")
-    done = boxcov(
+    error = refuse(
         f"export --detector {word} --posterior {tmp_path / 'p.safetensors'} --samples 2",
         f"--example {tmp_path / 'missing.bin'} --out {tmp_path / 'net.onnx'}",
     )
-    assert done.code == 1
-    assert "is for covariances of exact, not mcglm, 2 samples" in done.err
-    assert "tracing" not in done.err
+    assert "is for covariances of exact, not mcglm, 2 samples" in error
+    assert "tracing" not in error

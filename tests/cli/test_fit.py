@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import signal
 from dataclasses import replace
 from typing import get_type_hints
@@ -18,15 +17,13 @@ from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.options import FitCommand
 from boxcov.pipeline.progress import ProgressBar
 from boxcov.posterior.posterior import FisherKind, Form
-from helpers.command_line import boxcov, small_network
+from helpers.command_line import boxcov, refuse, small_network, succeed
 
 
 def test_posterior_equals_that_of_the_library(tmp_path) -> None:
     word, out = small_network(tmp_path), tmp_path / "p.safetensors"
     words = ["--count 3 --sweeps 1 --prior-precision 2 --n-data 50 --fisher mc --json"]
-    done = boxcov(f"fit --detector {word} --out {out}", *words)
-    assert done.code == 0, done.err
-    report = json.loads(done.out)
+    report = succeed(f"fit --detector {word} --out {out}", *words).report
     detector = load_detector(word)
     found = package.Posterior.load(out, detector)
     frames = simulated.frames("clear", seed=0, count=3, sweeps=1)
@@ -54,9 +51,7 @@ def test_posterior_equals_that_of_the_library(tmp_path) -> None:
 def test_ekfac_of_sampled_targets(tmp_path) -> None:
     word, out = small_network(tmp_path), tmp_path / "p.safetensors"
     words = "--count 2 --sweeps 1 --depth head.shared --fisher mc --ekfac --json"
-    done = boxcov(f"fit --detector {word} --out {out}", words)
-    assert done.code == 0, done.err
-    report = json.loads(done.out)
+    report = succeed(f"fit --detector {word} --out {out}", words).report
     assert report["corrected"]
     detector = load_detector(word)
     found = package.Posterior.load(out, detector)
@@ -74,8 +69,7 @@ def test_ekfac_of_sampled_targets(tmp_path) -> None:
 def test_compressed_posterior(tmp_path) -> None:
     word, out = small_network(tmp_path), tmp_path / "p.safetensors"
     words = ["--count 2 --sweeps 1 --depth head.shared --fisher mc --compress 0.01"]
-    done = boxcov(f"fit --detector {word} --out {out}", *words)
-    assert done.code == 0, done.err
+    done = succeed(f"fit --detector {word} --out {out}", *words)
     found = package.Posterior.load(out, load_detector(word))
     assert 0 < found.error <= 0.01
     assert f"no variance more than {found.error:.2%} off" in done.out
@@ -88,8 +82,7 @@ def test_compressed_posterior(tmp_path) -> None:
 def test_printed_summary(tmp_path) -> None:
     out = tmp_path / "p.safetensors"
     words = ["--count 4 --sweeps 1 --fraction 0.5 --depth head.shared --batch 2 --fisher mc"]
-    done = boxcov("fit --detector", small_network(tmp_path), f"--out {out}", *words)
-    assert done.code == 0, done.err
+    done = succeed("fit --detector", small_network(tmp_path), f"--out {out}", *words)
     first, prior, *words, second, third = done.out.splitlines()
     assert first.startswith(
         "posterior of 1 layers (head.shared) from 2 frames, standing for 4, in 0."
@@ -148,7 +141,7 @@ def test_wrong_usage_exits_with_2(tmp_path, words) -> None:
 def test_interrupted_fit_resumes(tmp_path, monkeypatch) -> None:
     word, out = small_network(tmp_path), tmp_path / "p.safetensors"
     words = [f"fit --detector {word} --out {out} --count 4 --sweeps 1 --fisher mc"]
-    assert boxcov(*words).code == 0
+    succeed(*words)
     whole = out.read_bytes()
     out.unlink()
     show = ProgressBar.__call__
@@ -166,20 +159,16 @@ def test_interrupted_fit_resumes(tmp_path, monkeypatch) -> None:
     assert done.code == 130
     assert done.err == "boxcov: interrupted; the same command with --resume continues\n"
     assert not out.exists()
-    refused = boxcov(*words)
-    assert refused.code == 1
-    assert "checkpoint of an interrupted fit: continue it with" in refused.err
-    other = boxcov(*words, "--depth neck")
-    assert other.code == 1
-    assert "checkpoint of another fit (depth was 'head', is 'neck'" in other.err
+    assert "checkpoint of an interrupted fit: continue it with" in refuse(*words)
+    error = refuse(*words, "--depth neck")
+    assert "checkpoint of another fit (depth was 'head', is 'neck'" in error
     (tmp_path / "p.safetensors.checkpoint").unlink()
     stop(signal.SIGTERM)
     done = boxcov(*words)
     assert done.code == 143
     assert "the same command with --resume continues" in done.err
     monkeypatch.undo()
-    done = boxcov(*words, "--resume")
-    assert done.code == 0, done.err
+    succeed(*words, "--resume")
     assert out.read_bytes() == whole
     assert not (tmp_path / "p.safetensors.checkpoint").exists()
 
@@ -194,7 +183,7 @@ def test_existing_output_is_replaced_with_force_only(tmp_path) -> None:
         f"boxcov: {out}: exists: replace it with --force, or give another name\n",
     )
     assert out.read_text() == "mine"
-    assert boxcov(words, "--force").code == 0
+    succeed(words, "--force")
     assert out.stat().st_size > 1000
 
 

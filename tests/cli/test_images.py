@@ -29,7 +29,7 @@ from boxcov.pipeline.options import (
     PredictCommand,
 )
 from helpers.coco_cases import SIZES, coco_root, edited
-from helpers.command_line import boxcov
+from helpers.command_line import succeed
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not name its 80 classes")
 
@@ -66,8 +66,7 @@ def test_rank_gives_images_to_fiftyone(
     fitting.run(FitCommand(out=posterior, detector=detector, source=source, n_data=100))
     words = f"--detector {detector} --posterior {posterior} --source {root / 'val2017'} --size 64"
     out = f"--out {tmp_path / 'f.csv'} --boxes {boxes} --fiftyone pool"
-    done = boxcov(f"rank --by epistemic {words} {out}")
-    assert done.code == 0, done.err
+    succeed(f"rank --by epistemic {words} {out}")
     with boxes.open() as file:
         rows = list(csv.DictReader(file))
     assert rows

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.command_line import boxcov, small_network
+from helpers.command_line import small_network, succeed
 from helpers.kills import (
     Killed,
     LiveKilled,
@@ -41,7 +41,7 @@ def fitted(folder: Path, frames: int, *more: object, kind: type[Killed] = Killed
 def predicted(folder: Path, frames: int, kind: type[Killed] = Killed) -> Killed:
     word, posterior = small_network(folder), folder / "p.safetensors"
     fit = f"fit --detector {word} --out {posterior} --count 4 --sweeps 1 --fisher mc"
-    assert boxcov(fit).code == 0
+    succeed(fit)
     words = ["predict", "--detector", word, "--posterior", posterior, "--sweeps", 1]
     out = folder / "d.safetensors"
     return kind(out, [*words, "--count", frames], 0, but_for_time, blocks_kept)
@@ -115,10 +115,7 @@ def test_kills_of_train(tmp_path, record_property) -> None:
 def test_kills_of_export(tmp_path, record_property) -> None:
     pytest.importorskip("onnxscript")
     word, posterior = small_network(tmp_path), tmp_path / "p.safetensors"
-    assert (
-        boxcov(f"fit --detector {word} --out {posterior} --count 4 --sweeps 1 --fisher mc").code
-        == 0
-    )
+    succeed(f"fit --detector {word} --out {posterior} --count 4 --sweeps 1 --fisher mc")
     (tmp_path / "onnx").mkdir()
     words = ["export", "--detector", word, "--posterior", posterior, "--samples", 2, "--boxes", 9]
     run = Killed(tmp_path / "onnx/net.onnx", words, 0, resume=("--force",))
@@ -136,7 +133,7 @@ def test_kills_of_demo(tmp_path, record_property) -> None:
 def test_kills_of_predict_and_evaluate(tmp_path, record_property) -> None:
     run = assert_nothing_lost(predicted(tmp_path, 80), kills=10, moments=3)
     record(run, record_property)
-    assert boxcov(*run.words[3:]).code == 0
+    succeed(*run.words[3:])
     words = ["evaluate", tmp_path / "d.safetensors", "--replicates", 20]
     run = Killed(tmp_path / "page.html", words, 0, undated, blocks_kept)
     record(assert_nothing_lost(run, kills=10, moments=2), record_property)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from boxcov import Detections
 from boxcov.data import coco
 from boxcov.pipeline.detectors import load_detector
 from helpers.coco_cases import coco_root, edited
-from helpers.command_line import boxcov
+from helpers.command_line import boxcov, refuse, succeed
 
 SSD = "ssdlite320_mobilenet_v3_large"
 
@@ -51,14 +50,12 @@ def words(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.mark.filterwarnings("ignore::boxcov.errors.BoxcovWarning")  # three objects train few cells
 def test_fit_and_predict(words: str, root: Path, tmp_path: Path) -> None:
     data = f"--data coco:{root}@64 --split val2017"
-    done = boxcov(f"fit {words} {data} --count 2 --n-data 100 --out {tmp_path}/p.safetensors")
-    assert done.code == 0, done.err
-    done = boxcov(
+    succeed(f"fit {words} {data} --count 2 --n-data 100 --out {tmp_path}/p.safetensors")
+    done = succeed(
         f"predict {words} {data} --count 1 --posterior {tmp_path}/p.safetensors --json "
         f"--out {tmp_path}/found.safetensors"
     )
-    assert done.code == 0, done.err
-    assert json.loads(done.out)["frames"] == 1
+    assert done.report["frames"] == 1
     found = Detections.load(tmp_path / "found.safetensors")
     detector = load_detector(words.removeprefix("--detector "))
     plain = detector.detect(coco.frames(root, "val2017", 64)[0][0])
@@ -71,6 +68,5 @@ def test_a_name_that_does_not_exist() -> None:
     done = boxcov("check --detector torchvison:ssd --data coco:nowhere")
     assert done.code != 0
     assert "did you mean 'torchvision'?" in done.err
-    done = boxcov("check --detector torchvision:retinanet_resnet5 --data coco:nowhere")
-    assert done.code == 1
-    assert "did you mean 'retinanet_resnet50_fpn'?" in done.err
+    error = refuse("check --detector torchvision:retinanet_resnet5 --data coco:nowhere")
+    assert "did you mean 'retinanet_resnet50_fpn'?" in error

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from boxcov import Detections, Monitor
-from helpers.command_line import boxcov
+from helpers.command_line import boxcov, refuse, succeed
 
 FIELDS = ("x", "y")
 
@@ -32,15 +32,10 @@ def usual(tmp_path: Path) -> Path:
     return tmp_path / "usual.jsonl"
 
 
-def lines(out: str) -> list[dict]:
-    return [json.loads(one) for one in out.splitlines()]
-
-
 def test_lines_have_verdicts_and_reasons(usual: Path, tmp_path: Path) -> None:
     (tmp_path / "new.jsonl").write_text(text([24, 2]))
-    done = boxcov(f"monitor {tmp_path / 'new.jsonl'} --usual {usual}")
-    assert done.code == 0, done.err
-    first, second = lines(done.out)
+    done = succeed(f"monitor {tmp_path / 'new.jsonl'} --usual {usual}")
+    first, second = done.lines
     assert (first["frame"], first["alarm"], first["reasons"]) == ("0.bin", False, [])
     assert second["alarm"]
     assert second["reasons"][0] == "fewer boxes than usual: 2, usually 20 to 28"
@@ -57,7 +52,7 @@ def test_stdin_and_a_saved_monitor_give_the_same(usual: Path, tmp_path: Path) ->
         with mock.patch.object(sys, "stdin", io.StringIO(new)):
             outs.append(boxcov(f"monitor - {words}").out)
     assert outs[0] == outs[1]
-    assert len(lines(outs[0])) == 3
+    assert len(outs[0].splitlines()) == 3
 
 
 def test_a_file_of_boxes_counts_empty_frames(usual: Path, tmp_path: Path) -> None:
@@ -68,7 +63,7 @@ def test_a_file_of_boxes_counts_empty_frames(usual: Path, tmp_path: Path) -> Non
     )
     found.save(tmp_path / "boxes.safetensors")
     done = boxcov(f"monitor {tmp_path / 'boxes.safetensors'} --usual {usual}")
-    assert [one["alarm"] for one in lines(done.out)] == [False, True]
+    assert [one["alarm"] for one in done.lines] == [False, True]
 
 
 def test_boxes_of_another_posterior_are_refused(tmp_path: Path) -> None:
@@ -78,7 +73,7 @@ def test_boxes_of_another_posterior_are_refused(tmp_path: Path) -> None:
         boxes = (torch.zeros(20, 2), torch.ones(20) / 2, rows, torch.arange(20), FIELDS, ("car",))
         Detections(*boxes, meta=meta).save(tmp_path / f"{name}.safetensors")
     usual = f"--usual {tmp_path / 'usual.safetensors'}"
-    assert boxcov(f"monitor {tmp_path / 'same.safetensors'} {usual}").code == 0
+    succeed(f"monitor {tmp_path / 'same.safetensors'} {usual}")
     done = boxcov(f"monitor {tmp_path / 'other.safetensors'} {usual}")
     assert (done.code, done.out) == (1, "")
     assert "posterior_sha256 is 2b, that of the usual frames in" in done.err
@@ -89,7 +84,7 @@ def test_an_unreadable_frame_is_an_alarm(usual: Path, tmp_path: Path) -> None:
     error = json.dumps({"frame": "9.bin", "error": "no such file"})
     (tmp_path / "new.jsonl").write_text(f"{error}\n{text([24])}")
     done = boxcov(f"monitor {tmp_path / 'new.jsonl'} --usual {usual}")
-    first, second = lines(done.out)
+    first, second = done.lines
     assert first == {"frame": "9.bin", "alarm": True, "reasons": ["no boxes: no such file"]}
     assert not second["alarm"]
 
@@ -97,18 +92,16 @@ def test_an_unreadable_frame_is_an_alarm(usual: Path, tmp_path: Path) -> None:
 def test_usual_frames_that_cannot_be_read_are_named(usual: Path, tmp_path: Path) -> None:
     line = json.dumps({"frame": "a.bin", "error": "a.bin: not points"}) + "\n"
     (tmp_path / "bad.jsonl").write_text(2 * line)
-    done = boxcov(f"monitor {usual} --usual {tmp_path / 'bad.jsonl'}")
-    assert done.code == 1
-    assert "none of the 2 frames could be read, the first one because of a.bin: not p" in done.err
+    error = refuse(f"monitor {usual} --usual {tmp_path / 'bad.jsonl'}")
+    assert "none of the 2 frames could be read, the first one because of a.bin: not p" in error
 
 
 def test_fields_without_labels_are_null(tmp_path: Path) -> None:
     line = {"fields": ["x", "vx"], "boxes": [[0.0, 0.0]], "scores": [0.5], "no_object": [0.5]}
     line |= {"frame": "a", "std": [[0.1, 0.2]], "predictive_std": [[0.3, None]]}
     (tmp_path / "usual.jsonl").write_text((json.dumps(line) + "\n") * 20)
-    done = boxcov(f"monitor {tmp_path / 'usual.jsonl'} --usual {tmp_path / 'usual.jsonl'}")
-    assert done.code == 0, done.err
-    assert not any(one["alarm"] for one in lines(done.out))
+    done = succeed(f"monitor {tmp_path / 'usual.jsonl'} --usual {tmp_path / 'usual.jsonl'}")
+    assert not any(one["alarm"] for one in done.lines)
 
 
 def test_prometheus_text_holds_the_totals(usual: Path, tmp_path: Path) -> None:
@@ -120,7 +113,7 @@ def test_prometheus_text_holds_the_totals(usual: Path, tmp_path: Path) -> None:
     assert boxcov(f"{words} --out {tmp_path / 'boxcov.prom'}").out == ""
     assert (tmp_path / "boxcov.prom").read_text() == done.out
     (tmp_path / "new.jsonl").write_text("")
-    assert boxcov(f"{words} --out {tmp_path / 'boxcov.prom'}").code == 0
+    succeed(f"{words} --out {tmp_path / 'boxcov.prom'}")
     assert "boxcov_monitor_alarms_total 0\n" in (tmp_path / "boxcov.prom").read_text()
 
 
@@ -135,20 +128,17 @@ def test_prometheus_text_holds_the_totals(usual: Path, tmp_path: Path) -> None:
 )
 def test_other_lines_are_refused(usual: Path, tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "new.jsonl").write_text(content)
-    done = boxcov(f"monitor {tmp_path / 'new.jsonl'} --usual {usual}")
-    assert done.code == 1
-    assert message in done.err
+    assert message in refuse(f"monitor {tmp_path / 'new.jsonl'} --usual {usual}")
 
 
 def test_a_saved_monitor_keeps_its_limits(usual: Path, tmp_path: Path) -> None:
     new, saved = tmp_path / "new.jsonl", tmp_path / "m.json"
     new.write_text(text([24]))
     words = f"monitor {new} --usual {usual} --false-alarm-rate 0.2 --run-length 50 --save {saved}"
-    assert boxcov(words).code == 0
+    succeed(words)
     for words, expected in (("", (0.2, 50)), ("--run-length 70", (0.2, 70))):
         again = tmp_path / "again.json"
-        done = boxcov(f"monitor {new} --usual {saved} --save {again} {words}".strip())
-        assert done.code == 0, done.err
+        succeed(f"monitor {new} --usual {saved} --save {again} {words}".strip())
         kept = Monitor.load(again)
         assert (kept.false_alarm_rate, kept.run_length) == expected
 

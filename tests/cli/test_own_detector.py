@@ -19,7 +19,7 @@ from boxcov.pipeline.frames import load_frames
 from boxcov.pipeline.options import DataOptions
 from boxcov.pipeline.user_code import load_function
 from helpers import own_detector
-from helpers.command_line import boxcov
+from helpers.command_line import boxcov, refuse, succeed
 
 
 @pytest.fixture(scope="module")
@@ -38,31 +38,27 @@ def words(folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def posterior(folder: Path, words: str) -> Path:
-    done = boxcov(f"fit {words} --count 40 --n-data 256 --out {folder}/p.safetensors")
-    assert done.code == 0, done.err
+    succeed(f"fit {words} --count 40 --n-data 256 --out {folder}/p.safetensors")
     return folder / "p.safetensors"
 
 
 @pytest.fixture(scope="module")
 def calibrated(folder: Path, words: str, posterior: Path) -> Path:
     out = folder / "c.safetensors"
-    done = boxcov(f"calibrate {words} --posterior {posterior} --count 60 --out {out}")
-    assert done.code == 0, done.err
+    succeed(f"calibrate {words} --posterior {posterior} --count 60 --out {out}")
     return out
 
 
 @pytest.fixture(scope="module")
 def predicted(folder: Path, words: str, calibrated: Path) -> Path:
     out = folder / "exact.safetensors"
-    done = boxcov(f"predict {words} --posterior {calibrated} --count 8 --out {out}")
-    assert done.code == 0, done.err
+    succeed(f"predict {words} --posterior {calibrated} --count 8 --out {out}")
     return out
 
 
 def test_check_passes(words: str) -> None:
-    done = boxcov(f"check {words} --json")
-    assert done.code == 0, done.out
-    report = {finding["name"]: finding for finding in json.loads(done.out)["findings"]}
+    done = succeed(f"check {words} --json")
+    report = {finding["name"]: finding for finding in done.report["findings"]}
     assert report["decode: derivative"]["passed"] is True
     assert report["signals"]["passed"] is True
 
@@ -70,9 +66,8 @@ def test_check_passes(words: str) -> None:
 def test_depth_takes_the_name_of_one_module(folder: Path, words: str) -> None:
     fit = f"fit {words} --count 2 --json --force --out {folder}/depth.safetensors"
     for name in ("sides", "model.sides"):
-        done = boxcov(f"{fit} --depth {name}")
-        assert done.code == 0, done.err
-        assert json.loads(done.out)["layers"] == 1
+        done = succeed(f"{fit} --depth {name}")
+        assert done.report["layers"] == 1
 
 
 def test_predictions_are_calibrated(folder: Path, words: str, predicted: Path) -> None:
@@ -93,13 +88,10 @@ def test_predictions_made_in_python_are_evaluated(
     frames = own_detector.frames("test")
     join_frames([model(frames[i][0]) for i in range(8)]).save(folder / "own.safetensors")
 
-    done = boxcov(f"evaluate {folder}/own.safetensors --replicates 2")
-    assert done.code == 1
-    assert "give --data KIND:WHERE" in done.err
+    assert "give --data KIND:WHERE" in refuse(f"evaluate {folder}/own.safetensors --replicates 2")
     data = f"--data python:{folder}/mine.py:frames --replicates 2 --json"
-    done = boxcov(f"evaluate {folder}/own.safetensors --count 8 {data}")
-    assert done.code == 0, done.err
-    rows = {row["method"]: row for row in json.loads(done.out)["rows"]}
+    done = succeed(f"evaluate {folder}/own.safetensors --count 8 {data}")
+    rows = {row["method"]: row for row in done.report["rows"]}
     again = boxcov(f"evaluate {predicted} {data}")
     same = {row["method"]: row for row in json.loads(again.out)["rows"]}
     assert rows["own"]["AUROC IoU"] == same["exact"]["AUROC IoU"]
@@ -114,7 +106,7 @@ def test_boxes_of_other_frames_are_warned_of(folder: Path, calibrated: Path) -> 
     frames, path = own_detector.frames("test"), folder / "unnamed.safetensors"
     join_frames([model(frames[i][0]) for i in range(20)]).save(path)
     words = f"evaluate {path} --count 20 --replicates 2 --data python:{folder}/mine.py:frames"
-    assert boxcov(words).code == 0  # no warning, which would be an error
+    succeed(words)  # no warning, which would be an error
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         done = boxcov(f"{words} --split val")
@@ -126,9 +118,8 @@ def test_boxes_of_other_frames_are_warned_of(folder: Path, calibrated: Path) -> 
 
 def test_a_file_of_results_runs_no_code(folder: Path, predicted: Path) -> None:
     """A file of someone else's must not be able to run a function that it names."""
-    done = boxcov(f"evaluate {predicted} --replicates 2")
-    assert done.code == 1
-    assert "does not run unless you name it: give --data python:" in done.err
+    error = refuse(f"evaluate {predicted} --replicates 2")
+    assert "does not run unless you name it: give --data python:" in error
 
 
 def test_stream_reads_files_of_its_own(folder: Path, calibrated: Path) -> None:
@@ -140,25 +131,22 @@ def test_stream_reads_files_of_its_own(folder: Path, calibrated: Path) -> None:
     words = f"stream --source {pictures} {detector}"
     done = boxcov(words)
     assert "give --reader python:FILE.py:FUNCTION" in done.err
-    done = boxcov(f"{words} --reader python:{folder}/mine.py:read")
-    assert done.code == 0, done.err
-    line = json.loads(done.out.splitlines()[0])
+    done = succeed(f"{words} --reader python:{folder}/mine.py:read")
+    line = done.lines[0]
     assert len(line["risk"]) == len(line["boxes"]) > 0
 
 
 def test_bench_times_it(words: str) -> None:
-    done = boxcov(f"bench {words} --frames 1 --repeats 1 --samples 2 --json")
-    assert done.code == 0, done.err
-    assert {"plain", "exact", "mcglm"} <= {row["method"] for row in json.loads(done.out)}
+    done = succeed(f"bench {words} --frames 1 --repeats 1 --samples 2 --json")
+    assert {"plain", "exact", "mcglm"} <= {row["method"] for row in done.report}
 
 
 def test_export_asks_for_an_example(folder: Path, posterior: Path) -> None:
-    done = boxcov(
+    error = refuse(
         f"export --detector python:{folder}/mine.py:build --posterior {posterior} "
         f"--out {folder}/x.onnx"
     )
-    assert done.code == 1
-    assert "give a frame as --example FILE" in done.err
+    assert "give a frame as --example FILE" in error
 
 
 def test_from_wrap_to_a_calibrated_file(
@@ -169,20 +157,17 @@ def test_from_wrap_to_a_calibrated_file(
         pytest.importorskip(package)
     words = words.replace(":build", ":build_static")
     done = boxcov(f"check {words} --json")
-    report = {finding["name"]: finding for finding in json.loads(done.out)["findings"]}
+    report = {finding["name"]: finding for finding in done.report["findings"]}
     assert report["select_static"]["passed"] is True, report["select_static"]
     torch.save(own_detector.frames("test")[0][0]["image"][0] * 0.3 + 0.3, folder / "frame.pt")
     export = f"export {words.split(' --data')[0]} --reader python:{folder}/mine.py:read"
     export += f" --example {folder}/frame.pt --out {folder}/mine.onnx"
-    done = boxcov(f"{export} --posterior {calibrated}")
-    assert done.code == 1
-    assert "has no instances()" in done.err
-    (advice,) = re.findall(r"`boxcov (calibrate --method mcglm --samples \d+)`", done.err)
+    error = refuse(f"{export} --posterior {calibrated}")
+    assert "has no instances()" in error
+    (advice,) = re.findall(r"`boxcov (calibrate --method mcglm --samples \d+)`", error)
     sampled = folder / "sampled.safetensors"
-    done = boxcov(f"{advice} {words} --posterior {posterior} --count 60 --out {sampled}")
-    assert done.code == 0, done.err
-    done = boxcov(f"{export} --posterior {sampled}")
-    assert done.code == 0, done.err
+    succeed(f"{advice} {words} --posterior {posterior} --count 60 --out {sampled}")
+    done = succeed(f"{export} --posterior {sampled}")
     assert "covariance by 10 samples" in done.out
     assert "risk 100" in done.out
 
@@ -270,15 +255,14 @@ def test_an_error_in_own_code_is_one_line_below_a_traceback(
         f"predict {mine} {frames} --workers 1 {out}": "frames, frame 0 raises KeyError: 'frame'",
         f"check --detector python:{broken}:build {frames}": "build() raises KeyError: 'weights'",
     }.items():
-        done = boxcov(words)
-        assert done.code == 1
-        assert done.err.splitlines()[-1] == f"boxcov: {broken}:{said}"
-        assert "Traceback" in done.err
-        assert f'File "{broken}", line' in done.err
+        error = refuse(words)
+        assert error.splitlines()[-1] == f"boxcov: {broken}:{said}"
+        assert "Traceback" in error
+        assert f'File "{broken}", line' in error
         if "--workers" not in words:
-            assert "boxcov/" not in done.err.replace(str(tmp_path), "")
+            assert "boxcov/" not in error.replace(str(tmp_path), "")
     done = boxcov(f"stream {mine} {files}")
-    line = json.loads(done.out.splitlines()[0])
+    line = done.lines[0]
     assert line["error"] == f"{broken}:read({tmp_path}/files/0.pt) raises KeyError: 'inputs'"
     assert done.err.splitlines()[-1].startswith("boxcov: 1 of 1 frames failed")
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from boxcov.pipeline.frames import load_frames
 from boxcov.pipeline.kitti_axes import KittiAsNuScenes, detections_to_kitti, frame_to_nuscenes
 from boxcov.pipeline.options import DataOptions, EstimatorOptions, PredictCommand
 from boxcov.pipeline.options.option import SHIPPED_POSTERIOR
-from helpers.command_line import boxcov, small_network
+from helpers.command_line import boxcov, refuse, small_network, small_posterior, succeed
 from helpers.data_roots import kitti_root, nuscenes_root
 
 TINY = ["--count 3 --sweeps 1"]
@@ -26,14 +25,7 @@ TINY = ["--count 3 --sweeps 1"]
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> tuple[str, Path]:
     """A detector and its posterior."""
-    folder = tmp_path_factory.mktemp("net")
-    word, out = small_network(folder), folder / "p.safetensors"
-    done = boxcov(
-        f"fit --detector {word} --out {out} "
-        "--count 4 --sweeps 1 --fisher mc --prior-precision 10000.0"
-    )
-    assert done.code == 0, done.err
-    return word, out
+    return small_posterior(tmp_path_factory.mktemp("net"))
 
 
 METHODS = {
@@ -56,8 +48,7 @@ def test_variance_of_the_score_logit(tmp_path, made, method) -> None:
     word, posterior = made
     common = (f"predict --detector {word} --posterior {posterior} --method {method}", *TINY)
     for name, words in (("plain", []), ("scored", ["--with-logit"])):
-        done = boxcov(*common, *words, "--out", tmp_path / f"{name}.safetensors")
-        assert done.code == 0, done.err
+        succeed(*common, *words, "--out", tmp_path / f"{name}.safetensors")
     plain, scored = (
         Detections.load(tmp_path / f"{name}.safetensors") for name in ("plain", "scored")
     )
@@ -81,14 +72,13 @@ def test_file_equals_the_library_results(tmp_path, made, method) -> None:
     word, posterior = made
     words, build = METHODS[method]
     out = tmp_path / "d.safetensors"
-    done = boxcov(
+    done = succeed(
         f"predict --detector {word} --posterior {posterior} --method {method} --out {out}",
         *TINY,
         *words,
         "--json",
     )
-    assert done.code == 0, done.err
-    found, report = Detections.load(out), json.loads(done.out)
+    found, report = Detections.load(out), done.report
     detector = load_detector(word)
     model = build(detector, package.Posterior.load(posterior, detector))
     seed = 3 if method == "mcglm" else 0
@@ -107,7 +97,7 @@ def test_file_equals_the_library_results(tmp_path, made, method) -> None:
 
 def test_mc_dropout_needs_no_posterior(tmp_path, made) -> None:
     word, _ = made
-    assert boxcov(f"predict --detector {word} --method mci --out {tmp_path / 'a'}", *TINY).code == 0
+    succeed(f"predict --detector {word} --method mci --out {tmp_path / 'a'}", *TINY)
     assert Detections.load(tmp_path / "a").meta["dropout"] == 0.1
 
 
@@ -164,12 +154,7 @@ def test_interrupted_run_resumes_to_the_same_bytes(tmp_path, made, monkeypatch, 
 
 
 def test_resume_without_blocks_starts_a_run(tmp_path, made) -> None:
-    assert (
-        boxcov(
-            f"predict --detector {made[0]} --method nms --out {tmp_path / 'd'}", *TINY, "--resume"
-        ).code
-        == 0
-    )
+    succeed(f"predict --detector {made[0]} --method nms --out {tmp_path / 'd'}", *TINY, "--resume")
 
 
 # formats
@@ -179,10 +164,9 @@ def test_nuscenes_results(tmp_path, made) -> None:
     word, posterior = made
     root = nuscenes_root(tmp_path)
     words = ["--data", f"nuscenes:{root}", "--split train[1:] --count 2 --format nuscenes"]
-    done = boxcov(
+    succeed(
         f"predict --detector {word} --posterior {posterior} --out {tmp_path / 'r.json'}", *words
     )
-    assert done.code == 0, done.err
     found = nuscenes.read_results(tmp_path / "r.json")
     assert list(found) == nuscenes.frames(root).tokens[1:3]
     assert sum(map(len, found.values())) > 0
@@ -193,9 +177,8 @@ def test_kitti_results_use_the_axes_of_kitti(tmp_path, made) -> None:
     word, posterior = made
     root = kitti_root(tmp_path)
     words = [f"--detector {word} --posterior {posterior} --data", f"kitti:{root}", "--count 1"]
-    assert boxcov(f"predict --out {tmp_path / 'native'}", *words).code == 0
-    done = boxcov(f"predict --out {tmp_path / 'results'} --format kitti", *words)
-    assert done.code == 0, done.err
+    succeed(f"predict --out {tmp_path / 'native'}", *words)
+    succeed(f"predict --out {tmp_path / 'results'} --format kitti", *words)
     native = Detections.load(tmp_path / "native")
     kept = [
         i
@@ -267,14 +250,13 @@ def test_user_errors_come_before_the_work(tmp_path, made, monkeypatch, words, me
 
 
 def test_posterior_of_other_weights_is_refused(tmp_path, made) -> None:
-    done = boxcov(
+    error = refuse(
         "predict --detector",
         small_network(tmp_path, seed=5),
         f"--posterior {made[1]} --out {tmp_path / 'd'}",
         *TINY,
     )
-    assert done.code == 1
-    assert "this posterior was made for weights with the fingerprint" in done.err
+    assert "this posterior was made for weights with the fingerprint" in error
 
 
 def test_detector_with_other_classes_is_refused(tmp_path) -> None:
@@ -305,10 +287,8 @@ def test_no_boxes_give_an_empty_file(tmp_path) -> None:
         f"--method nms --out {tmp_path / 'd.safetensors'}",
         *TINY,
     ]
-    done = boxcov("predict", *words)
-    assert done.code == 0, done.err
+    done = succeed("predict", *words)
     assert done.out.startswith("0 boxes in 3 frames")
     assert Detections.load(tmp_path / "d.safetensors").covariance.shape == (0, 9, 9)
-    again = boxcov(f"evaluate {tmp_path / 'd.safetensors'}")
-    assert again.code == 1
-    assert "no box has a score above 0.1: there is nothing to evaluate" in again.err
+    error = refuse(f"evaluate {tmp_path / 'd.safetensors'}")
+    assert "no box has a score above 0.1: there is nothing to evaluate" in error

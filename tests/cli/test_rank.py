@@ -16,7 +16,7 @@ import torch
 from boxcov.data import simulated
 from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.pipeline import rank
-from helpers.command_line import boxcov
+from helpers.command_line import boxcov, refuse, succeed
 from helpers.data_roots import kitti_root
 from helpers.export_boxes import in_image, in_space, with_error_model
 
@@ -45,8 +45,7 @@ def table(path: Path) -> list[dict[str, str]]:
 
 def test_frames_and_boxes_in_falling_order(boxes: Path, tmp_path: Path) -> None:
     words = f"--predictions {boxes} --out {tmp_path / 'f.csv'} --boxes {tmp_path / 'b.csv'}"
-    done = boxcov(f"rank {words}")
-    assert done.code == 0, done.err
+    succeed(f"rank {words}")
     frames, rows = table(tmp_path / "f.csv"), table(tmp_path / "b.csv")
     assert [row["frame"] for row in frames] == ["0", "1", "2"]
     assert [row["rank"] for row in frames] == ["1", "2", "3"]
@@ -72,13 +71,11 @@ def test_epistemic_needs_no_error_model(tmp_path: Path) -> None:
     found = in_space(5, calibrated=False)
     found.save(tmp_path / "d.safetensors")
     words = f"--predictions {tmp_path / 'd.safetensors'} --out {tmp_path / 'f.csv'}"
-    done = boxcov(f"rank --by epistemic {words}")
-    assert done.code == 0, done.err
+    succeed(f"rank --by epistemic {words}")
     for by in ("risk", "disagreement"):
-        done = boxcov(f"rank --by {by} {words} --force")
-        assert done.code == 1
-        assert f"has no error model, which --by {by} needs" in done.err
-        assert "boxcov calibrate" in done.err
+        error = refuse(f"rank --by {by} {words} --force")
+        assert f"has no error model, which --by {by} needs" in error
+        assert "boxcov calibrate" in error
 
 
 def test_one_box_and_no_box(tmp_path: Path) -> None:
@@ -88,20 +85,17 @@ def test_one_box_and_no_box(tmp_path: Path) -> None:
         found.save(tmp_path / f"{count}.safetensors")
         words = f"--predictions {tmp_path / f'{count}.safetensors'} --out {tmp_path / 'f.csv'}"
         for by in ("risk", "epistemic"):
-            done = boxcov(f"rank --by {by} {words} --force --boxes {tmp_path / 'b.csv'}")
-            assert done.code == 0, done.err
+            succeed(f"rank --by {by} {words} --force --boxes {tmp_path / 'b.csv'}")
             assert table(tmp_path / "f.csv")[0]["boxes"] == str(count)
             assert len(table(tmp_path / "b.csv")) == count
 
 
 def test_disagreement_needs_labels(boxes: Path, tmp_path: Path) -> None:
     out = f"--out {tmp_path / 'f.csv'}"
-    done = boxcov(f"rank --by disagreement --source {tmp_path} {out}")
-    assert done.code == 1
-    assert "--source has none: give labelled frames with --data" in done.err
-    done = boxcov(f"rank --by disagreement --predictions {boxes} {out}")
-    assert done.code == 1
-    assert "does not state which frames it was computed on" in done.err
+    error = refuse(f"rank --by disagreement --source {tmp_path} {out}")
+    assert "--source has none: give labelled frames with --data" in error
+    error = refuse(f"rank --by disagreement --predictions {boxes} {out}")
+    assert "does not state which frames it was computed on" in error
     assert not (tmp_path / "f.csv").exists()
 
 
@@ -110,9 +104,8 @@ def test_a_split_without_labels_is_refused(tmp_path: Path) -> None:
     (root / "training").rename(root / "testing")
     shutil.rmtree(root / "testing" / "label_2")
     words = f"--by disagreement --data kitti:{root} --split testing --out {tmp_path / 'f.csv'}"
-    done = boxcov(f"rank {words}")
-    assert done.code == 1
-    assert "split testing: the frames have no labels, which this command needs" in done.err
+    error = refuse(f"rank {words}")
+    assert "split testing: the frames have no labels, which this command needs" in error
     assert not (tmp_path / "f.csv").exists()
 
 
@@ -127,13 +120,10 @@ def frames(split):
 def test_labels_that_the_file_does_not_state_are_given(boxes: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(LABELS)
     words = f"--by disagreement --predictions {boxes} --out {tmp_path / 'f.csv'}"
-    done = boxcov(f"rank {words} --data python:{tmp_path / 'mine.py'}:frames")
-    assert done.code == 0, done.err
+    succeed(f"rank {words} --data python:{tmp_path / 'mine.py'}:frames")
     assert [row["boxes"] for row in table(tmp_path / "f.csv")] == ["2", "3", "0"]
     few = f"--data python:{tmp_path / 'mine.py'}:frames --count 2 --force"
-    done = boxcov(f"rank {words} {few}")
-    assert done.code == 1
-    assert f"{boxes}: boxes of 3 frames, but there are labels of 2" in done.err
+    assert f"{boxes}: boxes of 3 frames, but there are labels of 2" in refuse(f"rank {words} {few}")
 
 
 @pytest.mark.parametrize(
@@ -149,15 +139,12 @@ def test_labels_that_the_file_does_not_state_are_given(boxes: Path, tmp_path: Pa
 def test_options_that_boxes_do_not_need(
     boxes: Path, tmp_path: Path, words: str, message: str
 ) -> None:
-    done = boxcov(f"rank --predictions {boxes} --out {tmp_path / 'f.csv'} {words}")
-    assert done.code == 1
-    assert message in done.err
+    assert message in refuse(f"rank --predictions {boxes} --out {tmp_path / 'f.csv'} {words}")
 
 
 def test_source_takes_the_place_of_data(tmp_path: Path) -> None:
-    done = boxcov(f"rank --source frames --data kitti:ROOT --out {tmp_path / 'f.csv'}")
-    assert done.code == 1
-    assert "--source takes the place of --data and --split: remove them" in done.err
+    error = refuse(f"rank --source frames --data kitti:ROOT --out {tmp_path / 'f.csv'}")
+    assert "--source takes the place of --data and --split: remove them" in error
 
 
 def test_labels_of_a_class_without_boxes(tmp_path: Path) -> None:
@@ -180,18 +167,15 @@ def test_labels_of_a_class_without_boxes(tmp_path: Path) -> None:
 def test_outputs_are_not_replaced(boxes: Path, tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text("mine")
     words = f"rank --predictions {boxes} --out {tmp_path / 'f.csv'} --boxes {tmp_path / 'b.csv'}"
-    done = boxcov(words)
-    assert done.code == 1
-    assert "b.csv: exists" in done.err
+    assert "b.csv: exists" in refuse(words)
     assert (tmp_path / "b.csv").read_text() == "mine"
-    assert boxcov(f"{words} --force").code == 0
+    succeed(f"{words} --force")
     same = boxcov(f"rank --predictions {boxes} --out {tmp_path / 'x'} --boxes {tmp_path / 'x'}")
     assert "--boxes and --out are both" in same.err
 
 
 def test_fiftyone_samples_in_order(boxes: Path, tmp_path: Path, samples: list[Any]) -> None:
-    done = boxcov(f"rank --predictions {boxes} --out {tmp_path / 'f.csv'} --fiftyone pool")
-    assert done.code == 0, done.err
+    succeed(f"rank --predictions {boxes} --out {tmp_path / 'f.csv'} --fiftyone pool")
     assert [sample["filepath"] for sample in samples] == ["0", "1", "2"]
     assert [sample["boxcov_rank"] for sample in samples] == [1, 2, 3]
     assert [len(sample["boxcov"].detections) for sample in samples] == [3, 2, 0]
@@ -201,20 +185,17 @@ def test_a_fiftyone_dataset_is_replaced_on_demand_only(
     boxes: Path, tmp_path: Path, samples: list[Any]
 ) -> None:
     words = f"rank --predictions {boxes} --out {tmp_path / 'f.csv'} --fiftyone there"
-    done = boxcov(words)
-    assert done.code == 1
-    assert "the FiftyOne dataset there exists: give another name, or --force" in done.err
+    assert "the FiftyOne dataset there exists: give another name, or --force" in refuse(words)
     assert not (tmp_path / "f.csv").exists()
-    assert boxcov(f"{words} --force").code == 0
+    succeed(f"{words} --force")
     assert len(samples) == 3
 
 
 def test_sizes_of_images_are_needed(tmp_path: Path, samples: list[Any]) -> None:
     with_error_model(in_image()).save(tmp_path / "i.safetensors")
     words = f"--predictions {tmp_path / 'i.safetensors'} --out {tmp_path / 'f.csv'}"
-    done = boxcov(f"rank {words} --fiftyone pool")
-    assert done.code == 1
-    assert "i.safetensors: holds boxes of images, but not the sizes" in done.err
+    error = refuse(f"rank {words} --fiftyone pool")
+    assert "i.safetensors: holds boxes of images, but not the sizes" in error
     assert not (tmp_path / "f.csv").exists()
     assert not samples
 
@@ -232,8 +213,7 @@ def test_wrong_label_of_simulated_frames_comes_first(tmp_path: Path) -> None:
     )
     out, rows = tmp_path / "f.csv", tmp_path / "b.csv"
     words = f"--data python:{tmp_path / 'wrong.py'}:frames --out {out} --boxes {rows}"
-    done = boxcov(f"rank --by disagreement {words}")
-    assert done.code == 0, done.err
+    succeed(f"rank --by disagreement {words}")
     assert table(out)[0]["frame"] == "1"
     first = table(rows)[0]
     assert (first["frame"], first["kind"], first["class"]) == ("1", "size", "car")
@@ -245,8 +225,7 @@ def test_files_keep_their_names(tmp_path: Path, samples: list[Any]) -> None:
     for name, (clouds, _) in zip("ab", frames):
         clouds[0].numpy().tofile(tmp_path / "in" / f"{name}.bin")
     words = f"--source {tmp_path / 'in'} --points plain --out {tmp_path / 'f.csv'}"
-    done = boxcov(f"rank {words} --fiftyone pool")
-    assert done.code == 0, done.err
+    succeed(f"rank {words} --fiftyone pool")
     files = {str(path) for path in (tmp_path / "in").iterdir()}
     assert {row["frame"] for row in table(tmp_path / "f.csv")} == files
     assert {sample["filepath"] for sample in samples} == files

@@ -15,7 +15,7 @@ from boxcov import BoxcovError, Detections
 from boxcov.pipeline import predict as prediction
 from boxcov.pipeline.frames import silent
 from boxcov.pipeline.options import DataOptions, EstimatorOptions, PredictCommand
-from helpers.command_line import boxcov, small_network
+from helpers.command_line import boxcov, small_posterior, succeed
 from helpers.forked import forked
 from helpers.kills import undated
 
@@ -27,12 +27,7 @@ RAIN = DataOptions("simulated:rain", "val", 7, 0, 1)
 def made(tmp_path_factory) -> PredictCommand:
     """Options of a run; each test sets the output."""
     folder = tmp_path_factory.mktemp("net")
-    word, out = small_network(folder), folder / "p.safetensors"
-    done = boxcov(
-        f"fit --detector {word} --out {out} "
-        "--count 4 --sweeps 1 --fisher mc --prior-precision 10000.0"
-    )
-    assert done.code == 0, done.err
+    word, out = small_posterior(folder)
     return PredictCommand(
         out=folder / "d", detector=word, source=RAIN, estimator=EstimatorOptions("exact", out)
     )
@@ -230,7 +225,7 @@ def test_torchrun(tmp_path, made, alone) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("written to") == 1
-    assert boxcov(*words, f"--out {tmp_path / 'one'}").code == 0
+    succeed(*words, f"--out {tmp_path / 'one'}")
     many, one = Detections.load(out), Detections.load(tmp_path / "one")
     assert (many.boxes == one.boxes).all()
     assert (many.covariance == one.covariance).all()

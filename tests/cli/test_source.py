@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.options import EstimatorOptions, FileOptions, PredictCommand
 from boxcov.pipeline.predict import open_frames
 from helpers.centerpoint_cases import cloud, pillar_config
-from helpers.command_line import boxcov, small_network
+from helpers.command_line import boxcov, refuse, small_network, succeed
 
 Image = pytest.importorskip("PIL.Image")
 NMS = "--method nms --size 64"
@@ -58,21 +57,16 @@ def clouds(tmp_path_factory) -> tuple[str, Path]:
     return small_network(folder), source
 
 
-def lines(text: str) -> list[dict]:
-    return [json.loads(line) for line in text.splitlines()]
-
-
 def test_predict_reads_a_folder_of_images(images, tmp_path: Path) -> None:
     word, source = images
     out = tmp_path / "d.safetensors"
-    done = boxcov(f"predict --source {source} --detector {word} {NMS} --out {out}")
-    assert done.code == 0, done.err
+    succeed(f"predict --source {source} --detector {word} {NMS} --out {out}")
     found = Detections.load(out)
     assert found.meta["files"] == str(source)
     assert found.meta["names"] == [f"{source}/0.png", f"{source}/1.png"]
     assert float(found.boxes[:, 2].max()) > 64  # pixels of the image, not of the square
     streamed = boxcov(f"stream --source {source} --detector {word} {NMS}")
-    for one, line in zip(found.frames(2), lines(streamed.out)):
+    for one, line in zip(found.frames(2), streamed.lines):
         boxes = torch.tensor(line["boxes"])
         torch.testing.assert_close(boxes, one.boxes, rtol=1e-4, atol=1e-5)
 
@@ -80,8 +74,7 @@ def test_predict_reads_a_folder_of_images(images, tmp_path: Path) -> None:
 def test_predict_reads_a_folder_of_clouds(clouds, tmp_path: Path) -> None:
     word, source = clouds
     words = f"--source {source} --points plain --detector {word} --method nms"
-    done = boxcov(f"predict {words} --out {tmp_path}/d.safetensors")
-    assert done.code == 0, done.err
+    succeed(f"predict {words} --out {tmp_path}/d.safetensors")
     found = Detections.load(tmp_path / "d.safetensors").frames(2)
     detector = load_detector(word)
     for seed, one in enumerate(found):
@@ -96,8 +89,7 @@ def test_pictures_are_drawn_on_the_images(images, tmp_path: Path, verb: str) -> 
     word, source = images
     out = f"--out {tmp_path}/d.safetensors" if verb == "predict" else ""
     words = f"--source {source} --detector {word} {NMS} --show {tmp_path}/shown"
-    done = boxcov(f"{verb} {words} {out}".strip())
-    assert done.code == 0, done.err
+    succeed(f"{verb} {words} {out}".strip())
     paths = sorted((tmp_path / "shown").iterdir())
     assert [path.name for path in paths] == ["000000-0.png", "000001-1.png"]
     drawn = np.asarray(Image.open(paths[1]))
@@ -114,8 +106,7 @@ def test_odd_file_names_are_drawn_and_stay_readable(images, tmp_path: Path) -> N
     for name in (b"a" * 251, b"\xff\xfe", "\x1b[31m\u202e[b]".encode()):
         (folder / f"{os.fsdecode(name)}.png").write_bytes(content)
     words = f"--source {folder} --detector {word} {NMS} --show {tmp_path}/shown"
-    done = boxcov(f"predict {words} --out {tmp_path}/d.safetensors")
-    assert done.code == 0, done.err
+    succeed(f"predict {words} --out {tmp_path}/d.safetensors")
     assert len(list((tmp_path / "shown").iterdir())) == 3
     names = Detections.load(tmp_path / "d.safetensors").meta["names"]
     assert all(name.isprintable() for name in names)
@@ -129,23 +120,19 @@ def test_video_in_and_video_out(images, tmp_path: Path, suffix: str) -> None:
     word, source = images
     common = f"--detector {word} {NMS}"
     first, second = tmp_path / f"a.{suffix}", tmp_path / f"b.{suffix}"
-    done = boxcov(f"stream --source {source} {common} --show {first}")
-    assert done.code == 0, done.err
-    done = boxcov(f"stream --source {first} {common} --show {second}")
-    assert done.code == 0, done.err
-    assert [line["frame"] for line in lines(done.out)] == [f"{first}#0", f"{first}#1"]
+    succeed(f"stream --source {source} {common} --show {first}")
+    done = succeed(f"stream --source {first} {common} --show {second}")
+    assert [line["frame"] for line in done.lines] == [f"{first}#0", f"{first}#1"]
     video = Video(second)
     assert len(video) == 2
     assert video[1].shape == (48, 96, 3)
-    done = boxcov(f"predict --source {first} --count 1 {common} --out {tmp_path}/d.safetensors")
-    assert done.code == 0, done.err
+    succeed(f"predict --source {first} --count 1 {common} --out {tmp_path}/d.safetensors")
     assert Detections.load(tmp_path / "d.safetensors").meta["names"] == [f"{first}#0"]
 
 
 def test_labelled_clouds_are_drawn_from_above(clouds, tmp_path: Path) -> None:
     words = f"predict --detector {clouds[0]} --method nms --count 2 --sweeps 1"
-    done = boxcov(f"{words} --out {tmp_path}/d.safetensors --show {tmp_path}/x.gif")
-    assert done.code == 0, done.err
+    done = succeed(f"{words} --out {tmp_path}/d.safetensors --show {tmp_path}/x.gif")
     assert f"drawn in {tmp_path}/x.gif" in done.out
     assert len(Video(tmp_path / "x.gif")) == 2
     assert SIDE > 800  # larger pictures are made smaller for a GIF
@@ -173,10 +160,8 @@ def test_existing_pictures_need_force(images, tmp_path: Path) -> None:
     (tmp_path / "shown" / "mine.txt").write_text("mine")
     (tmp_path / "shown" / "000009-old.png").write_text("old")
     words = f"stream --source {source} --detector {word} {NMS} --show {tmp_path}/shown"
-    done = boxcov(words)
-    assert done.code == 1
-    assert "exists: replace it with --force" in done.err
-    assert boxcov(f"{words} --force").code == 0
+    assert "exists: replace it with --force" in refuse(words)
+    succeed(f"{words} --force")
     names = sorted(path.name for path in (tmp_path / "shown").iterdir())
     assert names == ["000000-0.png", "000001-1.png", "mine.txt"]
 
@@ -204,9 +189,7 @@ def test_wrong_sources_are_refused(images, words, message, tmp_path, monkeypatch
     for name in ("bad.gif", "notes"):
         Path(name).write_text("nothing")
     Image.fromarray(picture(0)).save("x.gif")
-    done = boxcov(f"predict {words} --detector {word} {NMS} --out d.safetensors")
-    assert done.code == 1
-    assert message in done.err
+    assert message in refuse(f"predict {words} --detector {word} {NMS} --out d.safetensors")
     assert not Path("d.safetensors").exists()
 
 
@@ -222,9 +205,8 @@ def test_a_long_gif_is_refused_before_the_work(images, tmp_path, monkeypatch) ->
     monkeypatch.setattr(showing, "MAX_GIF", 1)
     word, source = images
     words = f"--source {source} --detector {word} {NMS} --show {tmp_path}/x.gif"
-    done = boxcov(f"predict {words} --out {tmp_path}/d.safetensors")
-    assert done.code == 1
-    assert "x.gif: a GIF holds at most 1 frames, and these are 2" in done.err
+    error = refuse(f"predict {words} --out {tmp_path}/d.safetensors")
+    assert "x.gif: a GIF holds at most 1 frames, and these are 2" in error
     assert list(tmp_path.iterdir()) == []
 
 

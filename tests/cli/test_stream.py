@@ -24,7 +24,7 @@ from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frame_files import FrameReader, paths_in_folder
 from helpers.centerpoint_cases import cloud, detector_of, pillar_config
 from helpers.centerpoint_cases import frames as clouds
-from helpers.command_line import boxcov, small_network
+from helpers.command_line import boxcov, refuse, small_network, succeed
 from helpers.error_models import make_error_model
 from helpers.yolox_cases import objects, small
 
@@ -52,30 +52,25 @@ def with_risk(posterior: Path, detector: Any, path: Path) -> Path:
     return path
 
 
-def lines(text: str) -> list[dict]:
-    return [json.loads(line) for line in text.splitlines()]
-
-
 def test_lines_of_a_calibrated_posterior_hold_the_risk(made, tmp_path) -> None:
     word, posterior, frames = made
     detector = load_detector(word)
     calibrated = with_risk(posterior, detector, tmp_path / "c.safetensors")
     words = f"--detector {word} --posterior {calibrated} --points plain --count 1"
-    done = boxcov(f"stream --source {frames} {words}")
-    assert done.code == 0, done.err
-    (line,) = lines(done.out)
+    done = succeed(f"stream --source {frames} {words}")
+    (line,) = done.lines
     expected = ExactGLM(detector, Posterior.load(calibrated, detector))([cloud(detector.config, 0)])
     for name in ("risk", "no_object", "misplaced"):
         close(line[name], getattr(expected, name))
     close(line["region"], expected.region(0.9))
     close(line["std"], expected.covariance.diagonal(dim1=1, dim2=2).sqrt())
     close(line["predictive_std"], expected.predictive.diagonal(dim1=1, dim2=2).sqrt())
-    (line,) = lines(boxcov(f"stream --source {frames} {words} --with-covariance").out)
+    (line,) = boxcov(f"stream --source {frames} {words} --with-covariance").lines
     for name in ("covariance", "predictive"):
         matrices = torch.tensor(line[name], dtype=torch.float64)
         close(matrices, getattr(expected, name), rtol=1e-4)
         assert bool((torch.linalg.eigvalsh(matrices) >= 0).all())
-    (line,) = lines(boxcov(f"stream --source {frames} {words} --no-calibrated").out)
+    (line,) = boxcov(f"stream --source {frames} {words} --no-calibrated").lines
     assert "risk" not in line
     assert "std" in line
 
@@ -89,9 +84,8 @@ def close(numbers, expected: torch.Tensor, rtol: float = 6e-3) -> None:
 def test_calibrated_lines_need_an_error_model(made) -> None:
     word, posterior, frames = made
     words = f"--detector {word} --posterior {posterior} --calibrated"
-    done = boxcov(f"stream --source {frames} {words}")
-    assert done.code == 1
-    assert "p.safetensors has no error model: fit one with boxcov calibrate" in done.err
+    error = refuse(f"stream --source {frames} {words}")
+    assert "p.safetensors has no error model: fit one with boxcov calibrate" in error
 
 
 def test_lines_are_compact(made) -> None:
@@ -99,7 +93,7 @@ def test_lines_are_compact(made) -> None:
     word, posterior, frames = made
     words = f"--detector {word} --posterior {posterior} --points plain --count 2"
     done = boxcov(f"stream --source {frames} {words}")
-    line = lines(done.out)[1]
+    line = done.lines[1]
     assert len(line["boxes"]) > 5
     assert len(done.out.splitlines()[1]) < 300 * len(line["boxes"]) + 300
 
@@ -108,15 +102,14 @@ def test_first_line_states_how_all_are_computed(made, tmp_path) -> None:
     word, posterior, frames = made
     calibrated = with_risk(posterior, load_detector(word), tmp_path / "c.safetensors")
     words = f"--source {frames} --detector {word} --posterior {calibrated} --points plain"
-    first, second = lines(boxcov(f"stream {words} --count 2").out)
+    first, second = boxcov(f"stream {words} --count 2").lines
     assert "meta" not in second
     assert first["meta"]["posterior_sha256"] == sha256(calibrated.read_bytes()).hexdigest()
-    done = boxcov(f"predict {words} --count 1 --out {tmp_path}/boxes.safetensors")
-    assert done.code == 0, done.err
+    succeed(f"predict {words} --count 1 --out {tmp_path}/boxes.safetensors")
     predicted = Detections.load(tmp_path / "boxes.safetensors").meta
     names = ("detector", "posterior", "posterior_sha256", "method", "error_model", "boxcov")
     assert [first["meta"][name] for name in names] == [predicted[name] for name in names]
-    (first,) = lines(boxcov(f"stream {words} --no-calibrated --count 1").out)
+    (first,) = boxcov(f"stream {words} --no-calibrated --count 1").lines
     assert first["meta"]["error_model"] is None
 
 
@@ -132,7 +125,7 @@ def test_special_files_are_error_lines(made, tmp_path, watch) -> None:
     words = f"--detector {word} --posterior {posterior} --points plain --count 4"
     done = boxcov(f"stream --source {tmp_path} {words}", *(["--watch"] if watch else []))
     assert done.code == 1
-    a, b, c, e = lines(done.out)
+    a, b, c, e = done.lines
     assert a["error"].endswith("a.bin: no such file")
     assert "not a regular file" in b["error"]
     assert "not a regular file" in c["error"]
@@ -142,12 +135,11 @@ def test_special_files_are_error_lines(made, tmp_path, watch) -> None:
 
 def test_one_line_per_frame_with_the_model_results(made) -> None:
     word, posterior, frames = made
-    done = boxcov(
+    done = succeed(
         f"stream --source {frames} --detector {word} --posterior {posterior} "
         "--points plain --method mcglm --samples 4"
     )
-    assert done.code == 0, done.err
-    found = lines(done.out)
+    found = done.lines
     assert [Path(line["frame"]).name for line in found] == ["0.bin", "1.bin", "2.bin"]
     detector = load_detector(word)
     model = MCGLM(detector, Posterior.load(posterior, detector), 4)
@@ -178,7 +170,7 @@ def test_bad_frame_gives_an_error_line(made, tmp_path) -> None:
             "--points plain --method mcglm --samples 2"
         )
     assert done.code == 1
-    found = lines(done.out)
+    found = done.lines
     assert ["error" in line for line in found] == [False, True, True, False]
     assert "3 bytes are not a whole number of points" in found[1]["error"]
     assert "none.bin: no such file" in found[2]["error"]
@@ -219,12 +211,11 @@ def test_kitti_points_give_boxes_in_kitti_axes(made, tmp_path) -> None:
     there = cloud(detector.config, 3)
     x, y = there[:, 1], -there[:, 0]  # the same position in KITTI's axes
     np.stack([x, y, there[:, 2], there[:, 3] / 255], 1).astype("<f4").tofile(tmp_path / "k.bin")
-    done = boxcov(
+    done = succeed(
         f"stream --source {tmp_path} --detector {word} --posterior {posterior} "
         "--points kitti --method mcglm --samples 2"
     )
-    assert done.code == 0, done.err
-    (line,) = lines(done.out)
+    (line,) = done.lines
     there[:, 4] = 0
     expected = MCGLM(detector, Posterior.load(posterior, detector), 2)([there])
     assert len(line["boxes"]) == len(expected) > 0
@@ -278,16 +269,13 @@ def test_watched_folder_yields_new_files(tmp_path) -> None:
 )
 def test_wrong_stream_options_are_refused(made, words, message) -> None:
     word, posterior, _ = made
-    done = boxcov("stream", *words, f"--detector {word} --posterior {posterior}")
-    assert done.code == 1
-    assert message in done.err
+    assert message in refuse("stream", *words, f"--detector {word} --posterior {posterior}")
 
 
 def test_empty_folder_is_an_error(made, tmp_path) -> None:
     word, posterior, _ = made
-    done = boxcov(f"stream --source {tmp_path} --detector {word} --posterior {posterior}")
-    assert done.code == 1
-    assert f"{tmp_path}: no .bin file there: give a folder that has some" in done.err
+    error = refuse(f"stream --source {tmp_path} --detector {word} --posterior {posterior}")
+    assert f"{tmp_path}: no .bin file there: give a folder that has some" in error
 
 
 def started(made, *more: str) -> subprocess.Popen[str]:
@@ -352,8 +340,8 @@ def test_points_of_another_layout_are_refused(
     words = f"--detector {word} --posterior {posterior} --points {asked}"
     done = boxcov(f"stream --source {tmp_path} {words}")
     assert done.code == 1
-    assert message in lines(done.out)[0]["error"]
-    assert lines(done.out)[0]["error"].endswith("--points nuscenes, kitti or plain")
+    assert message in done.lines[0]["error"]
+    assert done.lines[0]["error"].endswith("--points nuscenes, kitti or plain")
 
 
 def test_warm_up_is_no_part_of_the_latencies() -> None:

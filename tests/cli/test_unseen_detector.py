@@ -15,12 +15,11 @@ from boxcov import MCGLM, Detections, ExactGLM, FitOptions, Posterior, fit
 from boxcov.error_model import network
 from boxcov.pipeline.detectors import load_detector
 from helpers import token_detector
-from helpers.command_line import boxcov
+from helpers.command_line import refuse, succeed
 
 
 def run(words: str) -> str:
-    done = boxcov(words)
-    assert done.code == 0, done.err + done.out
+    done = succeed(words)
     return done.out
 
 
@@ -97,9 +96,7 @@ def test_another_pixel_size_is_refused(folder: Path, calibrated: Path) -> None:
     (folder / "other.py").write_text(text.replace("PIXEL = 0.5", "PIXEL = 0.25"))
     images = f"--source {folder}/images --reader python:{folder}/other.py:read"
     words = f"--detector python:{folder}/other.py:build --posterior {calibrated}"
-    done = boxcov(f"stream {images} {words}")
-    assert done.code == 1
-    assert "pixel was 0.5, is 0.25" in done.err
+    assert "pixel was 0.5, is 0.25" in refuse(f"stream {images} {words}")
 
 
 def test_samples_reach_below_its_attention(folder: Path) -> None:
@@ -118,6 +115,5 @@ def test_labels_that_begin_at_1_are_refused(folder: Path, calibrated: Path) -> N
     later = "[{**targets[0], 'labels': targets[0]['labels'] + 1}]"
     (folder / "later.py").write_text(text.replace("targets) for", f"{later}) for"))
     mine = f"--detector python:{folder}/mine.py:build --data python:{folder}/later.py:frames"
-    done = boxcov(f"calibrate {mine} --posterior {calibrated} --out {folder}/x.safetensors")
-    assert done.code == 1
-    assert "the labels of the objects are 1 to 2, expected indices into the 2 classes" in done.err
+    error = refuse(f"calibrate {mine} --posterior {calibrated} --out {folder}/x.safetensors")
+    assert "the labels of the objects are 1 to 2, expected indices into the 2 classes" in error

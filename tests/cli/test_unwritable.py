@@ -17,7 +17,7 @@ import pytest
 from boxcov import BoxcovError
 from boxcov.files import hold
 from boxcov.pipeline import stream as streaming
-from helpers.command_line import boxcov
+from helpers.command_line import boxcov, refuse
 
 # a command that starts to work reports this missing file instead
 NOWHERE = ("--detector", "centerpoint:absent.safetensors")
@@ -36,9 +36,8 @@ VERBS = {
 
 
 def assert_told_before_the_work(verb: str, out: Path, reason: str) -> None:
-    done = boxcov(*VERBS[verb], f"--out {out}")
-    assert done.code == 1
-    *before, line = done.err.splitlines()
+    error = refuse(*VERBS[verb], f"--out {out}")
+    *before, line = error.splitlines()
     assert not before
     assert line.startswith(f"boxcov: {out}")
     assert f"cannot be written ({reason})" in line
@@ -48,11 +47,11 @@ def assert_told_before_the_work(verb: str, out: Path, reason: str) -> None:
 def test_read_only_folder(tmp_path, verb, monkeypatch) -> None:
     """As for every user but root."""
 
-    def refuse(*_, **__):
+    def fail(*_, **__):
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
-    monkeypatch.setattr(os, "mkdir", refuse)
+    monkeypatch.setattr(tempfile, "TemporaryFile", fail)
+    monkeypatch.setattr(os, "mkdir", fail)
     assert_told_before_the_work(verb, tmp_path / "out", "Read-only file system")
     assert not list(tmp_path.iterdir())
 
@@ -114,10 +113,9 @@ def test_reports_and_folders_stay_without_force(tmp_path) -> None:
 @pytest.mark.parametrize("verb", ["predict to a folder", "reproduce", "demo"])
 def test_file_instead_of_a_folder(tmp_path, verb) -> None:
     (tmp_path / "out").write_text("mine")
-    done = boxcov(*VERBS[verb], f"--out {tmp_path / 'out'}")
-    assert done.code == 1
-    assert done.err.count("\n") == 1
-    assert f"{tmp_path / 'out'}" in done.err
+    error = refuse(*VERBS[verb], f"--out {tmp_path / 'out'}")
+    assert error.count("\n") == 1
+    assert f"{tmp_path / 'out'}" in error
     assert (tmp_path / "out").read_text() == "mine"
 
 
@@ -166,9 +164,8 @@ def test_blocks_are_kept_in_an_own_folder(tmp_path, kind, resume) -> None:
         parts.write_text("mine")
     else:
         parts.symlink_to(victim if kind == "link" else tmp_path / "absent")
-    done = boxcov(*VERBS["predict"], resume or "--count 1", f"--out {tmp_path / 'out'}")
-    assert done.code == 1
-    assert f"boxcov: {parts}: not a folder of blocks: remove it" in done.err
+    error = refuse(*VERBS["predict"], resume or "--count 1", f"--out {tmp_path / 'out'}")
+    assert f"boxcov: {parts}: not a folder of blocks: remove it" in error
     assert (victim / "00000000.safetensors").read_text() == "mine"
 
 
@@ -217,10 +214,9 @@ def holder(tmp_path):
 @pytest.mark.parametrize("verb", ["fit", "evaluate", "predict to a folder"])
 def test_an_output_that_is_held_is_refused(tmp_path, holder, verb) -> None:
     (tmp_path / ".out.abcd_123").write_text("half")  # the other process is writing it
-    done = boxcov(*VERBS[verb], f"--out {tmp_path / 'out'}")
-    assert done.code == 1
-    assert done.err.startswith(f"boxcov: {tmp_path / 'out'}: process {holder.pid} on ")
-    assert done.err.endswith(" is writing it: wait until it ends, or give another name\n")
+    error = refuse(*VERBS[verb], f"--out {tmp_path / 'out'}")
+    assert error.startswith(f"boxcov: {tmp_path / 'out'}: process {holder.pid} on ")
+    assert error.endswith(" is writing it: wait until it ends, or give another name\n")
     assert (tmp_path / ".out.abcd_123").exists()
 
 

@@ -20,21 +20,11 @@ from boxcov.data.kitti.camera import (
 from boxcov.data.points import points_in_boxes
 from boxcov.data.poses import Pose
 from boxcov.errors import BoxcovError, BoxcovWarning
-from helpers.data_roots import (
-    KITTI_LABELS,
-    KITTI_R0,
-    KITTI_T,
-    KITTI_TR,
-    kitti_root,
-    real,
-)
+from helpers.data_roots import KITTI_LABELS, KITTI_POSE, KITTI_T, KITTI_TR, kitti_root, real
 
 ALIGNED = Pose(
     torch.tensor([[0.0, -1, 0], [0, 0, -1], [1, 0, 0]]).double(),
     torch.tensor([0.1, -0.2, 0.3]).double(),
-)
-REAL = Pose(
-    torch.from_numpy((KITTI_R0 * KITTI_TR).as_matrix()), torch.from_numpy(KITTI_R0.apply(KITTI_T))
 )
 
 
@@ -214,7 +204,7 @@ def test_rotation_y_of_aligned_sensors() -> None:
     )  # the bottom, and y points down
 
 
-@pytest.mark.parametrize("pose", [ALIGNED, REAL])
+@pytest.mark.parametrize("pose", [ALIGNED, KITTI_POSE])
 @pytest.mark.parametrize("convert", [to_camera, from_camera])
 def test_jacobians_are_those_of_autograd(
     pose: Pose, convert: Callable[[Tensor, Pose], tuple[Tensor, Tensor]]
@@ -233,7 +223,7 @@ def test_there_and_back() -> None:
     back, J_back = from_camera(rows, ALIGNED)
     assert torch.allclose(back, boxes, atol=1e-12)
     assert torch.allclose(J_back @ J, torch.eye(7).double().expand(6, 7, 7), atol=1e-12)
-    back, _ = from_camera(to_camera(boxes, REAL)[0], REAL)
+    back, _ = from_camera(to_camera(boxes, KITTI_POSE)[0], KITTI_POSE)
     assert torch.allclose(back[:, :6], boxes[:, :6], atol=1e-9)
     assert torch.allclose(back[:, 6], boxes[:, 6], atol=2e-3)  # two planes a degree apart
 

@@ -17,22 +17,10 @@ from boxcov.data.kitti.camera import (
     LIDAR_FIELDS,
     to_camera,
 )
-from boxcov.data.poses import BOX_FIELDS, Pose
+from boxcov.data.poses import BOX_FIELDS
 from boxcov.errors import BoxcovError, BoxcovWarning
-from helpers.data_roots import (
-    KITTI_LABELS,
-    KITTI_R0,
-    KITTI_T,
-    KITTI_TR,
-    kitti_root,
-    random_detections,
-    real,
-)
+from helpers.data_roots import KITTI_LABELS, KITTI_POSE, kitti_root, random_detections, real
 from helpers.error_models import make_error_model
-
-REAL = Pose(
-    torch.from_numpy((KITTI_R0 * KITTI_TR).as_matrix()), torch.from_numpy(KITTI_R0.apply(KITTI_T))
-)
 
 
 @pytest.fixture
@@ -79,7 +67,7 @@ def test_results_round_trip(root: Path, tmp_path: Path, fields: int) -> None:
         given = found(frames, number, fields)
         assert given.covariance is not None
         assert back.covariance is not None
-        _, J = to_camera(given.boxes[:, :7].double(), REAL)
+        _, J = to_camera(given.boxes[:, :7].double(), KITTI_POSE)
         expected = J @ given.covariance[:, :7, :7] @ J.transpose(1, 2)
         rows = (
             torch.tensor([row["covariance"] for row in beside["frames"][f"{number:06d}"]])

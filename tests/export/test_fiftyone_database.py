@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from boxcov import join_frames
-from helpers.command_line import boxcov
+from helpers.command_line import boxcov, succeed
 from helpers.export_boxes import in_space, with_error_model
 
 NAME = "boxcov-test"
@@ -33,10 +33,10 @@ def test_a_dataset_holds_frames_boxes_and_risks(fiftyone: Any, tmp_path: Path) -
     path = tmp_path / "boxes.safetensors"
     join_frames([found, found[:1], found[:0]]).save(path)
     words = f"rank --predictions {path} --fiftyone {NAME}"
-    assert boxcov(f"{words} --out {tmp_path / 'a.csv'}").code == 0
+    succeed(f"{words} --out {tmp_path / 'a.csv'}")
     again = boxcov(f"{words} --out {tmp_path / 'b.csv'}")
     assert f"the FiftyOne dataset {NAME} exists" in again.err
-    assert boxcov(f"{words} --out {tmp_path / 'b.csv'} --force").code == 0
+    succeed(f"{words} --out {tmp_path / 'b.csv'} --force")
     dataset = fiftyone.load_dataset(NAME)
     assert dataset.persistent
     samples = list(dataset.sort_by("boxcov_value", reverse=True))

@@ -15,7 +15,7 @@ import torch
 from scipy.spatial.transform import Rotation
 
 from boxcov import Detections
-from boxcov.data.poses import BOX_FIELDS
+from boxcov.data.poses import BOX_FIELDS, Pose
 
 VERSION = "v1.0-trainval"
 LANDMARKS = np.random.default_rng(0).uniform(
@@ -191,6 +191,9 @@ KITTI_TR = Rotation.from_matrix([[0, -1, 0], [0, 0, -1], [1, 0, 0]]) * Rotation.
     "xyz", [0.6, 0.4, -0.5], degrees=True
 )
 KITTI_T = np.array([-0.004, -0.076, -0.272])
+KITTI_POSE = Pose(
+    torch.from_numpy((KITTI_R0 * KITTI_TR).as_matrix()), torch.from_numpy(KITTI_R0.apply(KITTI_T))
+)
 KITTI_LABELS = """Car 0.00 0 -1.58 587.01 173.33 614.12 200.12 1.65 1.67 3.64 -0.65 1.71 46.70 -1.59
 Van 0.10 1 1.20 100.00 150.00 300.00 250.00 2.10 1.90 5.20 -6.00 1.60 14.00 0.80
 Cyclist 0.00 0 -2.46 665.45 160.00 717.93 217.99 1.72 0.47 1.65 2.45 1.35 22.10 -2.35

@@ -17,7 +17,7 @@ from boxcov.export.tables import write_csv
 from boxcov.pipeline.progress import ProgressBar
 from boxcov.pipeline.terminal import say, say_json, say_table
 from boxcov.plain_text import printable
-from helpers.command_line import boxcov
+from helpers.command_line import refuse
 from helpers.studies import random_records
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J[bold]a[/nope]\u202eb\x9b31m\ud800"
@@ -71,10 +71,9 @@ def test_progress_shows_names_as_they_are(kind) -> None:
 
 def test_errors_are_one_escaped_line(tmp_path) -> None:
     path = tmp_path / f"a\nb{HOSTILE[:-1]}[/red].safetensors"
-    done = boxcov("convert", path, f"--format csv --out {tmp_path / 'x.csv'}")
-    assert done.code == 1
-    assert done.err.count("\n") == 1
-    assert printable(str(path), one_line=True) in done.err
+    error = refuse("convert", path, f"--format csv --out {tmp_path / 'x.csv'}")
+    assert error.count("\n") == 1
+    assert printable(str(path), one_line=True) in error
 
 
 @pytest.mark.parametrize("name", ["=cmd|' /C calc'!A0", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"])
