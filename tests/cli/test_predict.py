@@ -224,7 +224,7 @@ def test_kitti_axes_round_trip() -> None:
         (["--format", "kitti"], "the format kitti is for frames of KITTI"),
         (
             ["--format", "coco"],
-            "the format coco has the box fields x1 y1 x2 y2; this detector has x y z",
+            "the format coco takes boxes of x1 y1 x2 y2; these are x y z",
         ),
         (["--out", "absent/d"], "absent/d: there is no folder absent"),
         (["--out", "."], "is a folder; give the name of a file"),

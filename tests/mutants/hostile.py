@@ -75,7 +75,7 @@ HOSTILE = [
     Mutant(
         "pixels before memory",
         "data/coco/images.py",
-        "if image.width * image.height > MAX_PIXELS:",
+        "if width * height > MAX_PIXELS:",
         "if False:",
         f"{DATA}test_an_image_of_too_many_pixels_is_refused",
     ),

@@ -69,8 +69,8 @@ OUTPUTS = [
     Mutant(
         "names are no mathematics",
         "report/frame_plot.py",
-        '    return short_name(name, length).replace("$", r"\\$")',
-        "    return short_name(name, length)",
+        '    return short_name(name).replace("$", r"\\$")',
+        "    return short_name(name)",
         f"{TERMINAL}test_figures_draw_names_as_they_are",
     ),
     Mutant(

@@ -133,8 +133,7 @@ def _row(
 
 def loss_gradient(subject: Subject) -> Finding:
     """``loss()`` has a gradient in every layer, and one frame's factors can be computed."""
-    if subject.loss is None:
-        raise NotChecked("needs the loss of the frame")
+    subject.needed_loss()
     chosen = _chosen(subject)
     accumulator = Accumulator(FrameLosses(subject.original, chosen))
     accumulator.add(fresh(subject.inputs), subject.targets, 0)

@@ -60,7 +60,7 @@ def shape(subject: Subject) -> Finding:
 
 def apart(subject: Subject) -> Finding:
     """A frame's loss and its gradient do not depend on the other frame of a batch."""
-    known, most = _known(subject), 0.0
+    known, most = subject.needed_loss(), 0.0
     for mate, how in _mates(subject):
         found = _losses(subject, [_frame(subject), mate])
         if len(found) < 2 * len(known):
@@ -162,7 +162,7 @@ def augmented(subject: Subject) -> Finding:
     """``augment()`` changes a copy, which ``loss()`` accepts, and leaves the frame as it is."""
     if type(subject.original).augment is Detector.augment:
         raise NotChecked("not implemented (optional, for calibrate)")
-    own, detector = _known(subject), subject.shadow()
+    own, detector = subject.needed_loss(), subject.shadow()
     before = tree_map_only(Tensor, Tensor.clone, _frame(subject))
     with torch.no_grad():
         copies = [changed_copy(detector, *_frame(subject), seed) for seed in range(_COPIES)]
@@ -189,7 +189,7 @@ def _is_same(a: Any, b: Any) -> bool:
 
 def _object_targets(subject: Subject) -> list[dict[str, Any]]:
     """The targets, if they are a list of dicts with boxes (n, E) and labels (n,) of n objects."""
-    _known(subject)
+    subject.needed_loss()
     targets = subject.targets
     if not isinstance(targets, (list, tuple)) or not all(
         isinstance(one, dict)
@@ -211,12 +211,6 @@ def _take(target: dict[str, Any], rows: Tensor, names: Collection[str]) -> dict[
         else value
         for name, value in target.items()
     }
-
-
-def _known(subject: Subject) -> Tensor:
-    if subject.loss is None:
-        raise NotChecked("needs the loss of the frame")
-    return subject.loss
 
 
 def _frame(subject: Subject) -> tuple[Any, Any]:
@@ -252,7 +246,7 @@ def _leak(subject: Subject) -> str:
     """Name of a raw output of the second frame that the first frame's loss depends on, or ""."""
     mate = subject.other or (perturb(subject.inputs), subject.targets)
     inputs, targets = (merge([a, b]) for a, b in zip(_frame(subject), mate))
-    detector, B = subject.shadow(), len(_known(subject))
+    detector, B = subject.shadow(), len(subject.needed_loss())
     with torch.no_grad():
         raw = detector(inputs)
     leaves = tree_map_only(Tensor, lambda t: t.detach().requires_grad_(t.is_floating_point()), raw)

@@ -101,6 +101,11 @@ class Subject:
             raise NotChecked("needs the boxes of decode()")
         return self.boxes
 
+    def needed_loss(self) -> Tensor:
+        if self.loss is None:
+            raise NotChecked("needs the loss of the frame")
+        return self.loss
+
 
 def bits(tensor: Tensor) -> Tensor:
     """The bytes of a tensor: NaN equals NaN, and 0 differs from -0."""

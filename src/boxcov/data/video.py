@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcov.data.coco.images import MAX_BYTES, MAX_PIXELS
+from boxcov.data.coco.images import MAX_BYTES, check_pixels
 from boxcov.errors import BoxcovError, import_package
 from boxcov.input_file import MAX_FRAMES, open_bytes, reading
 
@@ -71,14 +71,14 @@ class Video:
             return
         with self._container() as (container, stream):
             for frame in container.decode(stream):
-                _check_pixels(frame.width, frame.height)
+                check_pixels(frame.width, frame.height)
                 yield frame.to_ndarray(format="rgb24")
 
     @contextmanager
     def _gif(self) -> Iterator[Any]:
         Image = import_package("PIL.Image")
         with open_bytes(self.path, MAX_BYTES) as file, Image.open(file, formats=["GIF"]) as image:
-            _check_pixels(image.width, image.height)
+            check_pixels(image.width, image.height)
             yield image
 
     @contextmanager
@@ -92,14 +92,7 @@ class Video:
                 if not opened.streams.video:
                     raise BoxcovError("holds no video")
                 stream = opened.streams.video[0]
-                _check_pixels(stream.width, stream.height)
+                check_pixels(stream.width, stream.height)
                 yield opened, stream
         except av.error.FFmpegError as error:
             raise ValueError(str(error)) from None
-
-
-def _check_pixels(width: int, height: int) -> None:
-    if width * height > MAX_PIXELS:
-        raise BoxcovError(
-            f"{width} x {height} pixels, at most {MAX_PIXELS // 1_000_000} million are read"
-        )

@@ -26,6 +26,12 @@ _DATA_SETS: dict[str, tuple[str, Any]] = {
     "kitti": ("KITTI", (kitti.Kitti, KittiAsNuScenes)),
     "coco": ("COCO", coco.Coco),
 }
+_LAYOUTS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "nuscenes": (BOX_FIELDS,),
+    "coco": (IMAGE,),
+    "autoware": (SPACE,),
+    "ros": (SPACE, IMAGE),
+}
 
 
 def check_format(
@@ -36,7 +42,8 @@ def check_format(
     message: MessageOptions | None = None,
 ) -> None:
     """Raise unless boxes with these fields in ``frames`` can be written in this format."""
-    _check_fields(format, fields)
+    if format in _LAYOUTS:
+        find_layout(fields, _LAYOUTS[format], f"the format {format}", exact=format in _DATA_SETS)
     if format in _DATA_SETS and not isinstance(frames, _DATA_SETS[format][1]):
         raise BoxcovError(
             f"the format {format} is for frames of {_DATA_SETS[format][0]}: "
@@ -50,18 +57,6 @@ def check_format(
         )
     if format in _PACKAGES:
         import_package(_PACKAGES[format])
-
-
-def _check_fields(format: str, fields: tuple[str, ...]) -> None:
-    exact = {"nuscenes": BOX_FIELDS, "coco": IMAGE}
-    if fields != exact.get(format, fields):
-        raise BoxcovError(
-            f"the format {format} has the box fields {' '.join(exact[format])}; this detector has "
-            + " ".join(fields)
-        )
-    layouts = {"autoware": (SPACE,), "ros": (SPACE, IMAGE)}
-    if format in layouts:
-        find_layout(fields, layouts[format], f"the format {format}")
 
 
 def write_detections(

@@ -94,8 +94,7 @@ def _format_rate(rate: float | None) -> str:
 class Steps(AbstractContextManager["Steps"]):
     """The progress of several steps: ``step("fit")`` ends the current step and starts the next."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self.stream = stream
+    def __init__(self) -> None:
         self.current: ProgressBar | None = None
 
     def __exit__(self, *error: object) -> None:
@@ -103,7 +102,7 @@ class Steps(AbstractContextManager["Steps"]):
 
     def __call__(self, what: str, unit: str = "frames") -> ProgressBar:
         self.close()
-        self.current = ProgressBar(what, unit, self.stream)
+        self.current = ProgressBar(what, unit)
         return self.current
 
     def named(self, what: str, done: int, total: int) -> None:

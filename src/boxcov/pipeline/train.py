@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
 from boxcov._torch.modules import move
-from boxcov.concatenation import concatenate
+from boxcov.concatenation import join_frames
 from boxcov.data.augment import Augmentation
 from boxcov.detectors.centerpoint import CenterPoint, Config, load, save
 from boxcov.detectors.training import Progress as TrainingProgress
@@ -100,8 +99,7 @@ def measure_precision(detector: CenterPoint, frames: Sequence[Any]) -> Precision
     """Return the nuScenes-style average precision by class and distance threshold."""
     found, truth = [], []
     device = next(detector.parameters()).device
-    for number, (inputs, targets) in enumerate(frames):
-        boxes = detector.detect(move(inputs, device)).to("cpu")
-        found.append(replace(boxes, frame=boxes.frame + number))
+    for inputs, targets in frames:
+        found.append(detector.detect(move(inputs, device)).to("cpu"))
         truth.append((None, targets))
-    return average_precision(concatenate(found), GroundTruth.from_frames(truth))
+    return average_precision(join_frames(found), GroundTruth.from_frames(truth))

@@ -167,6 +167,6 @@ def _draw_scene(study: Study, frame: int) -> Any | None:
     return figure
 
 
-def _escape(name: str, length: int = MAX_NAME) -> str:
+def _escape(name: str) -> str:
     """Keep matplotlib from hiding names that begin with _."""
-    return escape_math(name, length).lstrip("_") or " "
+    return escape_math(name).lstrip("_") or " "

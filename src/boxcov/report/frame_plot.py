@@ -31,7 +31,7 @@ from boxcov.outlines import (
     side_bands,
     upright,
 )
-from boxcov.plain_text import MAX_NAME, short_name
+from boxcov.plain_text import short_name
 from boxcov.report.study import thin_points
 
 Array = NDArray[Any]
@@ -184,6 +184,6 @@ def save_figure(path: str | Path, figure: Any, **options: Any) -> None:
         figure.savefig(temporary, format="png", **options)
 
 
-def escape_math(name: str, length: int = MAX_NAME) -> str:
+def escape_math(name: str) -> str:
     """Return a short name that matplotlib draws as it is: $ does not start a formula."""
-    return short_name(name, length).replace("$", r"\$")
+    return short_name(name).replace("$", r"\$")

@@ -34,11 +34,7 @@ def read_image(path: str | Path) -> Tensor:
         if scans > MAX_SCANS:
             raise BoxcovError(f"{path}: a JPEG of {scans} scans, at most {MAX_SCANS} are read")
         with Image.open(BytesIO(data), formats=FORMATS) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise BoxcovError(
-                    f"{path}: {image.width} x {image.height} pixels, at most "
-                    f"{MAX_PIXELS // 1_000_000} million are read"
-                )
+            check_pixels(image.width, image.height, f"{path}: ")
             image.load()
             rgb = _bytes(orient(image))
     except FileNotFoundError:
@@ -51,6 +47,14 @@ def read_image(path: str | Path) -> Tensor:
             f"({type(error).__name__}: {shorten(error, 400)})"
         ) from None
     return torch.from_numpy(np.ascontiguousarray(rgb[:, :, ::-1])).permute(2, 0, 1).contiguous()
+
+
+def check_pixels(width: int, height: int, where: str = "") -> None:
+    """Raise if an image has more pixels than boxcov reads."""
+    if width * height > MAX_PIXELS:
+        raise BoxcovError(
+            f"{where}{width} x {height} pixels, at most {MAX_PIXELS // 1_000_000} million are read"
+        )
 
 
 def to_pixels(image: Any) -> Any:
