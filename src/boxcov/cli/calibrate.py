@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from boxcov.cli.command import Output
 from boxcov.pipeline.options import CalibrateCommand
-from boxcov.pipeline.options.common import SHIPPED_NOTE
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,7 +24,7 @@ def calibrate(options: CalibrateCommand) -> Output:
         report = run(options, steps)
     verdict = _verdict(report, options.source.more_frames)
     lines = f"{_regions(report)}\n{verdict}\nwritten to {report['out']}"
-    note = [SHIPPED_NOTE] if options.estimator.posterior is None else []
+    note = options.estimator.shipped_note(options.detector)
     return Output(report, [*note, _table(report), lines])
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from boxcov.cli.command import Output
 from boxcov.pipeline.options import PredictCommand
-from boxcov.pipeline.options.common import SHIPPED_NOTE
 
 
 def predict(options: PredictCommand) -> Output | None:
@@ -22,8 +21,7 @@ def predict(options: PredictCommand) -> Output | None:
         report = run(options, progress, drawing=drawing)
     if not report:  # another rank prints
         return None
-    is_shipped = options.estimator.posterior is None and "posterior" in report
-    lines = [SHIPPED_NOTE] if is_shipped else []
+    lines = options.estimator.shipped_note(options.detector)
     boxes, frames, milliseconds = report["boxes"], report["frames"], report["milliseconds"]
     pace = f"{frames} frames, {milliseconds:.0f} ms per frame (median)"
     lines.append(f"{boxes} boxes in {pace if frames > 1 else f'1 frame, {milliseconds:.0f} ms'}")

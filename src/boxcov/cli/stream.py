@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 
 from boxcov.pipeline.options import StreamCommand
-from boxcov.pipeline.options.common import SHIPPED_NOTE
 from boxcov.pipeline.terminal import say
 
 
@@ -18,8 +17,8 @@ def stream(options: StreamCommand) -> None:
     from boxcov.pipeline.stream import Latencies, run
 
     latencies = Latencies()
-    if options.estimator.for_detector(options.detector) != options.estimator:
-        say(f"boxcov: {SHIPPED_NOTE}", file=sys.stderr)
+    for note in options.estimator.shipped_note(options.detector):
+        say(f"boxcov: {note}", file=sys.stderr)
     try:
         run(options, sys.stdout, latencies)
     except KeyboardInterrupt:

@@ -188,6 +188,10 @@ class EstimatorOptions(Options):
         user = f"the method {self.method or 'exact'}"
         return replace(self, posterior=default_posterior(detector, user))
 
+    def shipped_note(self, detector: str) -> list[str]:
+        """Return the line that names the posterior in the package, if that one is used."""
+        return [SHIPPED_NOTE] if self.for_detector(detector) != self else []
+
     def as_calibrated(self, method: str, samples: int | None) -> EstimatorOptions:
         """Return the options, with the error model's method and samples where none are given."""
         if method not in get_args(Method) or self.method not in (None, method):
