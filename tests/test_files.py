@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from boxcov import BoxcovError
 from boxcov.files import atomic_write, check_writable, make_folder, remove_leftovers, to_json
@@ -19,6 +22,15 @@ def test_a_whole_file_takes_the_place(tmp_path: Path) -> None:
 def test_json_has_no_nan() -> None:
     with pytest.raises(BoxcovError, match="which JSON cannot express"):
         to_json({"loss": float("nan")})
+
+
+@pytest.mark.parametrize("number", [np.float32(2.0), np.int64(2), torch.tensor(2.0)])
+def test_json_takes_numbers_of_numpy_and_torch(number) -> None:
+    assert json.loads(to_json([number])) == [2]
+    with pytest.raises(BoxcovError, match="which JSON cannot express"):
+        to_json(number * float("nan"))
+    with pytest.raises(TypeError, match="Object of type set"):
+        to_json({number})
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:

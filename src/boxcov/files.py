@@ -62,14 +62,30 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def to_json(value: Any, indent: int | None = None, compact: bool = False) -> str:
-    """Return a value as JSON, ``compact`` without spaces; raise if it holds a NaN or infinity."""
+    """Return a value as JSON, ``compact`` without spaces; raise if it holds a NaN or infinity.
+
+    Numbers of numpy and tensors of one number are written as numbers.
+
+    >>> import numpy as np
+    >>> to_json({"samples": np.int64(10)})
+    '{"samples": 10}'
+    """
+    separators = (",", ":") if compact else None
     try:
-        separators = (",", ":") if compact else None
-        return json.dumps(value, indent=indent, separators=separators, allow_nan=False)
+        return json.dumps(
+            value, indent=indent, separators=separators, allow_nan=False, default=_number
+        )
     except ValueError:
         raise BoxcovError(
             f"NaN or infinite numbers, which JSON cannot express, in {str(value)[:200]}"
         ) from None
+
+
+def _number(value: Any) -> Any:
+    """Return the Python number that an argument of numpy or torch holds."""
+    if getattr(value, "shape", None) == ():
+        return value.item()
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 def without_nan(value: Any) -> Any:

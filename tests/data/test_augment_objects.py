@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from boxcov.data import simulated
@@ -38,6 +39,6 @@ def test_points_of_older_sweeps_follow_their_object() -> None:
 
 def test_the_same_seed_gives_the_same_frames() -> None:
     frames = simulated.frames(count=2, seed=4)
-    one, two, other = (resize_objects(frames, seed=seed)[1] for seed in (0, 0, 1))
+    one, two, other = (resize_objects(frames, seed=seed)[1] for seed in (0, np.int64(0), 1))
     assert torch.equal(one[0][0], two[0][0])
     assert not torch.equal(one[0][0], other[0][0])

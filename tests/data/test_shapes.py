@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +18,11 @@ def test_a_frame_depends_on_seed_and_index_alone() -> None:
     assert torch.equal(frames[-1][0], first)
     with pytest.raises(IndexError):
         frames[5]
+
+
+def test_a_seed_of_numpy_is_that_of_python() -> None:
+    frame, same = shapes.frames(seed=3)[0], shapes.frames(seed=np.int64(3))[0]
+    assert torch.equal(same[0], frame[0])
 
 
 def test_the_picture_shows_the_boxes() -> None:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import torch
 
-from boxcov import GLM, MCGLM, MCI, BoxcovError, ExactGLM, FitOptions, fit
+from boxcov import GLM, MCGLM, MCI, BoxcovError, Detections, ExactGLM, FitOptions, fit
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
 
@@ -41,6 +43,25 @@ def test_a_variance_below_zero_by_rounding_is_zero(tiny, posterior, image, monke
 
 
 # determinism
+
+
+@pytest.mark.parametrize("method", [MCGLM, MCI, ExactGLM])
+def test_numbers_of_numpy_are_those_of_python(method, tiny, posterior, image, tmp_path) -> None:
+    given = None if method is MCI else posterior  # None: by dropout
+    found = method(tiny, given, samples=4, seed=3)(image)
+    same = method(tiny, given, samples=np.int64(4), seed=np.int64(3))(image)
+    assert torch.equal(same.covariance, found.covariance)
+    same.save(tmp_path / "boxes.safetensors")
+    meta = Detections.load(tmp_path / "boxes.safetensors").meta
+    assert (meta["samples"], meta["seed"]) == (4, 3)
+
+
+def test_a_fit_takes_a_seed_of_numpy(tmp_path) -> None:
+    detector, frames = TinyCenter(), shapes.frames(count=2)
+    for seed, name in ((3, "a"), (np.int64(3), "b")):
+        options = FitOptions(seed=seed, fraction=0.5)
+        fit(detector, frames, options=options, fisher="mc").save(tmp_path / name)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
 def test_same_seed_same_bytes(tmp_path) -> None:

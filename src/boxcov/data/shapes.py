@@ -24,7 +24,7 @@ class Shapes(FrameSequence):
 
     def __init__(self, count: int, *, seed: int, noise: float, objects: int) -> None:
         super().__init__(count)
-        self.seed, self.noise, self.objects = seed, noise, objects
+        self.seed, self.noise, self.objects = int(seed), noise, objects
 
     def load(self, index: int) -> Frame:
         generator = torch.Generator().manual_seed(1_000_003 * self.seed + index)

@@ -57,7 +57,7 @@ class ExactGLM(Predictor):
     ) -> None:
         if samples is not None:
             check_whole("samples", samples, 2)
-        self.samples, self.seed = samples, seed
+        self.samples, self.seed = samples, int(seed)
         super().__init__(detector, posterior, with_logit=with_logit, engine=engine)
         head = part_modules(detector)["head"]
         own = {id(p) for module in head for p in module.parameters()}

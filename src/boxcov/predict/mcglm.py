@@ -60,7 +60,8 @@ class MCGLM(Predictor):
         check_choice("derivative", derivative, Derivative)
         if not epsilon > 0:
             raise BoxcovError(f"epsilon must be above 0, got {epsilon}")
-        self.samples, self.derivative, self.epsilon, self.seed = samples, derivative, epsilon, seed
+        self.samples, self.seed = samples, int(seed)
+        self.derivative, self.epsilon = derivative, epsilon
         super().__init__(detector, posterior, with_logit=with_logit, engine=engine)
 
     def build_router(self) -> MCGLMRouter | FiniteDifferenceRouter:
