@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ def check_single_frame(found: Detections, user: str) -> None:
         )
 
 
-def join_frames(parts: Sequence[Detections]) -> Detections:
+def join_frames(parts: Iterable[Detections]) -> Detections:
     """Return the detections of several frames in one: ``parts[i]``, of one frame, becomes frame i.
 
     ``meta["frames"]`` is the number of frames, so that the last ones may be empty.
@@ -33,6 +33,7 @@ def join_frames(parts: Sequence[Detections]) -> Detections:
     >>> joined.frame.tolist(), joined.meta["frames"]
     ([0, 2], 3)
     """
+    parts = list(parts)
     for number, part in enumerate(parts):
         check_single_frame(part, f"part {number}")
     numbered = [replace(p, frame=torch.full_like(p.frame, i)) for i, p in enumerate(parts)]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from boxcov import MCI, BoxcovError, BoxcovWarning, ExactGLM, Posterior, calibrate, fit
 from boxcov.data import batched, shapes
@@ -212,6 +213,10 @@ def test_targets_without_objects_by_name_are_refused(small, small_posterior) -> 
         assert_refused(model, [(inputs, wrong) for inputs, _ in items], said)
     assert_refused(
         model, (item for item in items), r"another sequence of frames, got a generator: giv"
+    )
+    loader = DataLoader(items, batch_size=None)  # has a length, but no items
+    assert_refused(
+        model, loader, r"another sequence of frames, got a DataLoader: give list\(frames\)"
     )
 
 

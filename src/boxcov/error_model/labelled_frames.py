@@ -38,7 +38,7 @@ class CopiedBoxes:
 
 def check_count(frames: Sequence[Any]) -> None:
     """Raise if there are too few labelled frames, before any of them is predicted."""
-    if not hasattr(frames, "__len__"):
+    if not (hasattr(frames, "__len__") and hasattr(frames, "__getitem__")):
         raise BoxcovError(
             f"calibrate takes a list or another sequence of frames, got a {type(frames).__name__}: "
             "give list(frames)"
