@@ -181,8 +181,10 @@ def test_damaged_images_are_named(tmp_path: Path) -> None:
     (tmp_path / "text.jpg").write_text("hello")
     (tmp_path / "empty.jpg").touch()
     for name in ("cut.jpg", "cut.png", "text.jpg", "empty.jpg"):
-        with pytest.raises(BoxcovError, match=rf"{name}: not a JPEG, .* image, or a damaged one"):
+        said = rf"{name}: not a JPEG, .* image, or a damaged one"
+        with pytest.raises(BoxcovError, match=said) as raised:
             coco.read_image(tmp_path / name)
+        assert " at 0x" not in str(raised.value)  # an address in memory
     with pytest.raises(BoxcovError, match=r"absent\.jpg: no such file"):
         coco.read_image(tmp_path / "absent.jpg")
 

@@ -41,6 +41,8 @@ def read_image(path: str | Path) -> Tensor:
         raise BoxcovError(f"{path}: no such file: unpack the images there") from None
     except BoxcovError:
         raise
+    except Image.UnidentifiedImageError:  # says no more than the address of a buffer
+        raise BoxcovError(f"{path}: not a JPEG, PNG, BMP or WebP image, or a damaged one") from None
     except Exception as error:  # Pillow's decoders raise many types on damaged files
         raise BoxcovError(
             f"{path}: not a JPEG, PNG, BMP or WebP image, or a damaged one "
