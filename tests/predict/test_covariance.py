@@ -56,6 +56,12 @@ def test_numbers_of_numpy_are_those_of_python(method, tiny, posterior, image, tm
     assert (meta["samples"], meta["seed"]) == (4, 3)
 
 
+def test_a_seed_that_is_no_whole_number_is_refused(tiny, posterior) -> None:
+    for refused in (lambda: MCGLM(tiny, posterior, seed=3.7), lambda: FitOptions(seed=0.5)):
+        with pytest.raises(TypeError):
+            refused()
+
+
 def test_a_fit_takes_a_seed_of_numpy(tmp_path) -> None:
     detector, frames = TinyCenter(), shapes.frames(count=2)
     for seed, name in ((3, "a"), (np.int64(3), "b")):

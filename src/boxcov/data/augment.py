@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import pi
+from operator import index
 from typing import Any
 
 import torch
@@ -74,7 +75,7 @@ class ResizedObjects(FrameSequence):
 
     def __init__(self, frames: Sequence[Any], seed: int, logarithms: tuple[float, float]) -> None:
         super().__init__(len(frames))
-        self.frames, self.seed, self.logarithms = frames, int(seed), logarithms
+        self.frames, self.seed, self.logarithms = frames, index(seed), logarithms
 
     def load(self, index: int) -> tuple[list[Tensor], list[Any]]:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + index)

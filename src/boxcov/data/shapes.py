@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import pi
+from operator import index
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ class Shapes(FrameSequence):
 
     def __init__(self, count: int, *, seed: int, noise: float, objects: int) -> None:
         super().__init__(count)
-        self.seed, self.noise, self.objects = int(seed), noise, objects
+        self.seed, self.noise, self.objects = index(seed), noise, objects
 
     def load(self, index: int) -> Frame:
         generator = torch.Generator().manual_seed(1_000_003 * self.seed + index)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import index
 from typing import Any, Literal
 from warnings import warn
 
@@ -62,7 +63,7 @@ class FitOptions:
             raise BoxcovError(f"fraction must be above 0 and at most 1, got {self.fraction}")
         if self.ekfac and self.form == "paper":
             raise BoxcovError("ekfac needs form='eigen': the paper's form is Q^-1 (x) H^-1")
-        object.__setattr__(self, "seed", int(self.seed))  # torch takes no integers of numpy
+        object.__setattr__(self, "seed", index(self.seed))  # torch takes no integers of numpy
 
 
 _DEFAULTS = FitOptions()

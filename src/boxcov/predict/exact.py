@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import index
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ class ExactGLM(Predictor):
     ) -> None:
         if samples is not None:
             check_whole("samples", samples, 2)
-        self.samples, self.seed = samples, int(seed)
+        self.samples, self.seed = samples, index(seed)
         super().__init__(detector, posterior, with_logit=with_logit, engine=engine)
         head = part_modules(detector)["head"]
         own = {id(p) for module in head for p in module.parameters()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any, Literal
 
 from boxcov.detections import Detections
@@ -60,7 +61,7 @@ class MCGLM(Predictor):
         check_choice("derivative", derivative, Derivative)
         if not epsilon > 0:
             raise BoxcovError(f"epsilon must be above 0, got {epsilon}")
-        self.samples, self.seed = samples, int(seed)
+        self.samples, self.seed = samples, index(seed)
         self.derivative, self.epsilon = derivative, epsilon
         super().__init__(detector, posterior, with_logit=with_logit, engine=engine)
 

@@ -9,6 +9,7 @@ stays the same.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import index
 from typing import Any
 
 import torch
@@ -62,7 +63,7 @@ class MCI(Predictor):
         if posterior is None and not 0 < dropout < 1:
             raise BoxcovError(f"dropout must lie between 0 and 1, got {dropout}")
         names = None if posterior is not None else list(select_parameters(detector, depth))
-        self.dropout, self.samples, self.seed = dropout, samples, int(seed)
+        self.dropout, self.samples, self.seed = dropout, samples, index(seed)
         super().__init__(detector, posterior, names, with_logit=with_logit)
         self._generator = torch.Generator(self.device)
 
