@@ -95,7 +95,8 @@ def fit_times(
 ) -> list[float]:
     """Return the seconds of a training step, of our fit step, and of one with plain hooks."""
     accumulator = Accumulator(FrameLosses(detector, select_parameters(detector, depth)))
-    accumulator.add(inputs, targets, 0)  # the first batch is checked, the others are not
+    # the first batch is checked, the others are not
+    accumulator.add(accumulator.terms(inputs, targets, 0))
     names = [sums.layer.name for sums in accumulator.sums.values()]
 
     def train() -> None:
@@ -106,7 +107,7 @@ def fit_times(
         repeats,
         device,
         train,
-        lambda: accumulator.add(inputs, targets, 1),
+        lambda: accumulator.add(accumulator.terms(inputs, targets, 1)),
         lambda: plain_kfac(detector, names, inputs, targets),
     )
 

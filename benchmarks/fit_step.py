@@ -32,12 +32,13 @@ def steps(name: str, batch: int, options: argparse.Namespace) -> tuple[float, fl
     inputs, targets = batched(simulated.frames("clear", seed=11, count=batch), batch)[0]
     inputs, targets = ready(inputs, device), move(targets, device)
     accumulator = Accumulator(FrameLosses(detector, select_parameters(detector, options.depth)))
-    accumulator.add(inputs, targets, 0)  # the first batch is checked, the others are not
+    # the first batch is checked, the others are not
+    accumulator.add(accumulator.terms(inputs, targets, 0))
     for parameter in detector.parameters():
         parameter.requires_grad_(True)
 
     def fit() -> None:
-        accumulator.add(ready(inputs, device), move(targets, device), 1)
+        accumulator.add(accumulator.terms(ready(inputs, device), move(targets, device), 1))
 
     def train() -> None:
         detector.zero_grad()

@@ -11,7 +11,7 @@ import boxcov as package
 from boxcov.cli import fit as fit_command
 from boxcov.data import shapes, simulated
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.kfac.fit import NonFinite
+from boxcov.kfac.passes import NonFinite
 from boxcov.pipeline import fit as fitting
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.options import FitCommand

@@ -11,7 +11,7 @@ import pytest
 from boxcov import BoxcovError, BoxcovWarning, Checkpoint, FitOptions, fit
 from boxcov.data import batched, shapes
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.kfac import checkpoint as module
+from boxcov.kfac import checkpoint, passes
 from boxcov.kfac.accumulate import Accumulator
 from boxcov.kfac.ekfac import GradientMoments
 from boxcov.posterior.kronecker_block import Eigendecomposition
@@ -89,10 +89,10 @@ def test_resuming_a_stream_skips_the_counted_items(tmp_path) -> None:
 def test_checkpoints_at_the_interval_and_on_an_error(tmp_path, monkeypatch) -> None:
     # at the start, after each frame, and after each write
     ticks = iter([0.0, 10.0, 20.0, 60.0, 60.0, 70.0, 70.0])
-    monkeypatch.setattr(module, "monotonic", lambda: next(ticks))
+    monkeypatch.setattr(passes, "monotonic", lambda: next(ticks))
     written = []
     monkeypatch.setattr(
-        module,
+        checkpoint,
         "write_safetensors",
         lambda path, tensors, about: written.append(json.loads(about["boxcov.checkpoint"])["next"]),
     )
@@ -255,19 +255,19 @@ class Interrupted(dict):
 
 def test_a_half_counted_item_is_not_saved(tmp_path, twice) -> None:
     """An interrupt may come at any moment; a half counted item must not be in the file."""
-    commit, add, calls = Accumulator._commit, GradientMoments._add_frame, []
+    add, add_frame, calls = Accumulator.add, GradientMoments._add_frame, []
 
-    def half_committed(self, *args) -> None:
+    def half_counted(self, terms) -> None:
         calls.append(1)
         self.sums = Interrupted(self.sums) if len(calls) == 4 else self.sums
-        commit(self, *args)
+        add(self, terms)
 
     def half_added(self, gradients) -> None:
         calls.append(1)
-        add(self, Interrupted(gradients) if len(calls) == 4 else gradients)
+        add_frame(self, Interrupted(gradients) if len(calls) == 4 else gradients)
 
     for patched in (
-        mock.patch.object(Accumulator, "_commit", half_committed),
+        mock.patch.object(Accumulator, "add", half_counted),
         mock.patch.object(GradientMoments, "_add_frame", half_added),
     ):
         calls.clear()
@@ -317,8 +317,8 @@ def test_an_added_item_that_is_not_counted_is_not_saved(tmp_path) -> None:
     """An interrupt between the end of ``add`` and the counter must not add the item twice."""
     add, calls = Accumulator.add, []
 
-    def interrupted(self, *args) -> None:
-        add(self, *args)
+    def interrupted(self, terms) -> None:
+        add(self, terms)
         calls.append(1)
         if len(calls) == 4:
             raise KeyboardInterrupt
@@ -340,26 +340,26 @@ def test_settings_of_0_1_are_read() -> None:
     """0.1 stored no configuration, and what it weighted differently cannot go on."""
     current = {"depth": "head", "seed": 0, "configuration tasks": "car"}
     old = {"depth": "head", "seed": 0, "locations": "all", "weight": None}
-    module._check_settings(old, current)
+    checkpoint._check_settings(old, current)
     for more in ({"locations": "gradient"}, {"weight": "by_objects"}):
         with pytest.raises(BoxcovError, match="which this version does not have: remove the file"):
-            module._check_settings({**old, **more}, current)
+            checkpoint._check_settings({**old, **more}, current)
     with pytest.raises(BoxcovError, match="configuration tasks was 'bus', is 'car'"):
-        module._check_settings({**old, "configuration tasks": "bus"}, current)
+        checkpoint._check_settings({**old, "configuration tasks": "bus"}, current)
 
 
 def test_an_item_that_is_left_out_is_counted_once(tmp_path, monkeypatch) -> None:
     """An interrupt before the item is counted must not leave it among the skipped ones."""
     bad = [*FRAMES]
     bad[1] = (bad[1][0] * float("nan"), bad[1][1])
-    options, done = FitOptions(nonfinite="skip"), module.ResumablePass.item_done
+    options, count = FitOptions(nonfinite="skip"), passes.ResumablePass.count
 
-    def interrupted(self, number, *args) -> None:
+    def interrupted(self, number, *args, **options) -> None:
         if number == 1:
             raise KeyboardInterrupt
-        done(self, number, *args)
+        count(self, number, *args, **options)
 
-    monkeypatch.setattr(module.ResumablePass, "item_done", interrupted)
+    monkeypatch.setattr(passes.ResumablePass, "count", interrupted)
     with pytest.warns(BoxcovWarning, match="left out"), pytest.raises(KeyboardInterrupt):
         fit(TinyCenter(), bad, options=options, checkpoint=Checkpoint(tmp_path / "c"))
     monkeypatch.undo()

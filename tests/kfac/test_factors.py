@@ -62,7 +62,7 @@ def counted(
     accumulator = Accumulator(losses)
     accumulator.batch_layers = joined
     for number, (inputs, targets) in enumerate(items):
-        accumulator.add(inputs, targets, number)
+        accumulator.add(accumulator.terms(inputs, targets, number))
     return accumulator
 
 
@@ -140,7 +140,7 @@ def test_number_of_operations_does_not_grow_with_the_tasks() -> None:
         detector, (first, second) = detector_of(config), frames(config)
         accumulator = counted(detector, [first], joined=True)
         with torch.autograd.profiler.profile() as profile:
-            accumulator.add(*second, 1)
+            accumulator.add(accumulator.terms(*second, 1))
         count = Counter(event.name for event in profile.function_events)
         seen.append(
             [
@@ -173,8 +173,8 @@ def test_an_input_overwritten_in_place_turns_off_joining() -> None:
         spoil[0] = False
         accumulator = counted(detector, [batch(0)], joined, depth=["net.heads"])
         spoil[0] = True
-        accumulator.add(*batch(1), 1)
-        accumulator.add(*batch(2), 2)
+        accumulator.add(accumulator.terms(*batch(1), 1))
+        accumulator.add(accumulator.terms(*batch(2), 2))
         assert not accumulator.batch_layers
         sums.append(accumulator.sums)
     assert_same(*sums)
@@ -222,7 +222,7 @@ def test_only_the_bad_layer_is_named_and_the_sums_are_unchanged(
         match=rf"item {bad} gives a NaN or infinite input or gradient "
         r"at net\.stem\.3\.weight, though",
     ):
-        accumulator.add(*items[bad], bad)
+        accumulator.terms(*items[bad], bad)
     assert accumulator.frames == 2 * bad
     for name, (Q, H, locations) in before.items():
         now = accumulator.sums[name]

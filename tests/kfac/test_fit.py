@@ -189,7 +189,7 @@ def test_memory_does_not_grow_with_the_number_of_frames(detector: NetDetector) -
     )
     accumulator = Accumulator(FrameLosses(detector, select_parameters(detector, "head")))
     for batch in range(3):
-        accumulator.add(*random_item(), batch)
+        accumulator.add(accumulator.terms(*random_item(), batch))
         gc.collect()
         assert len(seen) == 4 * (batch + 1)
         assert not [number for number, tensor in enumerate(seen) if tensor() is not None]

@@ -7,8 +7,8 @@ from mutants.mutant import Mutant
 CHECKPOINT = "kfac/test_checkpoint.py::"
 DISKS = "kfac/test_checkpoint_files.py::"
 KEEPER = "kfac/checkpoint.py"
+PASSES = "kfac/passes.py"
 FILES = "files.py"
-FIT = "kfac/fit.py"
 FULL = "kfac/test_checkpoint_files.py::test_a_full_disk_keeps_the_previous_checkpoint"
 FULL_OUT = "test_provenance.py::test_a_full_disk_is_an_error_and_leaves_no_partial_file"
 INTERVAL = "kfac/test_checkpoint.py::test_checkpoints_at_the_interval_and_on_an_error"
@@ -22,30 +22,30 @@ FITS = [
     Mutant("the folder flushed", FILES, "        _sync_folder(path.parent)", "        pass", FULL),
     Mutant(
         "kept at an interval",
-        KEEPER,
-        "monotonic() - self._saved_at >= self._every_seconds:",
+        PASSES,
+        "monotonic() - self._saved_at >= every:",
         "False:",
         INTERVAL,
     ),
     Mutant(
         "an error leaves a checkpoint",
-        KEEPER,
+        PASSES,
         "is more useful\n                self.save()",
         "is more useful\n                pass",
         INTERVAL,
     ),
     Mutant(
         "no part of an item is kept",
-        KEEPER,
-        " and not self.sums.is_partial",
+        PASSES,
+        " and not self._is_partial",
         "",
         f"{CHECKPOINT}test_a_half_counted_item_is_not_saved",
     ),
     Mutant(
         "the second pass is kept",
-        FIT,
-        "[replace(checkpoint, path=path) for path in paths]",
-        "[replace(checkpoint, path=path), None][:count]",
+        KEEPER,
+        "(own, second_pass_path(own))[:count]",
+        "(own,)",
         f"{CHECKPOINT}test_an_interrupted_second_pass_resumes[8]",
     ),
     Mutant(
@@ -57,7 +57,7 @@ FITS = [
     ),
     Mutant(
         "each item once",
-        KEEPER,
+        PASSES,
         "self._last_item = item\n        return remaining",
         "self._last_item = item\n        return items.starting_at(self.next_item - 1)",
         f"{CHECKPOINT}test_fit_resumes_after_an_interrupt_at_any_item[4]",
@@ -71,9 +71,9 @@ FITS = [
     ),
     Mutant(
         "an item that is not counted is not kept",
-        "kfac/accumulate.py",
-        "        self.loss += loss\n",
-        "        self.loss += loss\n        self.is_partial = False\n",
+        PASSES,
+        "self._is_partial = True  # until",
+        "pass  # until",
         f"{CHECKPOINT}test_an_added_item_that_is_not_counted_is_not_saved",
     ),
     Mutant(
@@ -86,13 +86,13 @@ FITS = [
     Mutant(
         "another fit is refused",
         KEEPER,
-        '_check_settings(header["settings"], self.settings)',
-        "pass",
+        '_check_settings(header["settings"], settings)\n        counts',
+        "counts",
         f"{CHECKPOINT}test_other_weights_are_refused",
     ),
     Mutant(
         "other data are refused",
-        KEEPER,
+        PASSES,
         "if hash_item(item) != self._item_hash:",
         "if False:",
         f"{CHECKPOINT}test_a_checkpoint_of_another_fit_is_refused",
@@ -100,21 +100,21 @@ FITS = [
     Mutant(
         "a checkpoint in the way stays",
         KEEPER,
-        "if self.resume or not Path(self.path).exists():",
-        "if True:",
+        "if path.exists() and not self.resume:",
+        "if False:",
         f"{CHECKPOINT}test_an_existing_checkpoint_is_not_overwritten",
     ),
     Mutant(
         "what a kill left half written goes",
         KEEPER,
-        "remove_leftovers(self.path)",
+        "remove_leftovers(path)",
         "pass",
         f"{DISKS}test_partial_files_of_a_killed_run_are_removed",
     ),
     Mutant(
         "a read-only folder before the fit",
         KEEPER,
-        "check_writable(self.path)",
+        "check_writable(path)",
         "pass",
         f"{DISKS}test_missing_and_read_only_folders_fail_before_the_work",
     ),
@@ -127,7 +127,7 @@ FITS = [
     ),
     Mutant(
         "a full disk at the end of a fit loses nothing",
-        FIT,
+        PASSES,
         "current.save()  # what follows",
         "pass  # what follows",
         f"{FULL_OUT}[fit]",

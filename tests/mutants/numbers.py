@@ -29,14 +29,14 @@ NUMBERS = [
     ),
     Mutant(
         "frames named as the data set does",
-        FIT,
+        "kfac/passes.py",
         "{error}{_tokens(item[1])}",
         "{error}",
         f"{NONFINITE}test_frames_are_named_as_the_data_set_has_them",
     ),
     Mutant(
         "skipped frames are counted",
-        "kfac/checkpoint.py",
+        "kfac/passes.py",
         "self.skipped += [number] if is_left_out else []",
         "pass",
         f"{NONFINITE}test_skipped_frames_leave_no_trace_but_their_number[loss-0]",

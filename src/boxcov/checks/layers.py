@@ -136,7 +136,7 @@ def loss_gradient(subject: Subject) -> Finding:
     subject.needed_loss()
     chosen = _chosen(subject)
     accumulator = Accumulator(FrameLosses(subject.original, chosen))
-    accumulator.add(fresh(subject.inputs), subject.targets, 0)
+    accumulator.add(accumulator.terms(fresh(subject.inputs), subject.targets, 0))
     cut_off = [name for name, sums in accumulator.sums.items() if not sums.has_gradient]
     if cut_off:
         return bad(

@@ -61,6 +61,17 @@ class _ForwardPass:
     differentiable: list[_Call] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class ItemTerms:
+    """What one item adds to the sums of the layers, by the names of their weights."""
+
+    frames: int
+    loss: float  # sum over frames
+    locations: list[tuple[str, int]]
+    Q: list[_NamedTerm]
+    H: list[_NamedTerm]
+
+
 class Accumulator:
     """Adds batches to the factor sums of each layer; the layers are found in the first batch."""
 
@@ -73,9 +84,6 @@ class Accumulator:
         self.sums: dict[str, FactorSums] = {}
         self.frames = 0
         self.loss = 0.0  # sum over frames
-        # an item is being added: set before the sums change, cleared when the item is counted, as
-        # an interrupt may come at any moment
-        self.is_partial = False
 
     def factors(self) -> list[tuple[Layer, Tensor, Tensor]]:
         """Return the layer, Q and H of every layer."""
@@ -91,11 +99,8 @@ class Accumulator:
             self.losses.raw(inputs)
         self._check_all_found()
 
-    def add(self, inputs: Any, targets: Any, number: int) -> None:
-        """Add item ``number``: its inputs to Q, the gradients of its frames' losses to H.
-
-        If anything is raised, the sums stay those of the items before.
-        """
+    def terms(self, inputs: Any, targets: Any, number: int) -> ItemTerms:
+        """Return what item ``number`` adds: its inputs to Q, its losses' gradients to H."""
         is_first = not self.frames
         buffers = versions(list(self.losses.detector.buffers())) if is_first else []
         with torch.enable_grad():
@@ -109,7 +114,7 @@ class Accumulator:
         aliases = self.losses.aliases if is_first else {}
         grads = torch.autograd.grad(losses.sum(), [*wanted, *aliases.values()], allow_unused=True)
         output_grads = grads[: len(wanted)]
-        Q, H = self._terms(forward, output_grads)
+        Q, H = self._factor_terms(forward, output_grads)
         loss = _finite_loss(Q + H, losses, number)
         if is_first:
             weight_grads = {
@@ -117,7 +122,21 @@ class Accumulator:
                 for (name, alias), d in zip(aliases.items(), grads[len(wanted) :])
             }
             self._check_gradients(forward.differentiable, output_grads, weight_grads)
-        self._commit(forward, Q, H, len(losses), loss)
+        locations = [(name, count) for name, _, count in forward.calls]
+        return ItemTerms(len(losses), loss, locations, Q, H)
+
+    def add(self, terms: ItemTerms) -> None:
+        """Add the terms of one item to the sums."""
+        for name, count in terms.locations:
+            self.sums[name].locations += count
+        for name, _ in terms.H:
+            self.sums[name].has_gradient = True
+        add_terms(
+            [(self.sums[name].Q, term) for name, term in terms.Q]
+            + [(self.sums[name].H, term) for name, term in terms.H]
+        )
+        self.frames += terms.frames
+        self.loss += terms.loss
 
     def _forward(self, inputs: Any, keep_inputs: bool) -> tuple[_ForwardPass, Any]:
         """Return the recorded calls and the raw outputs.
@@ -165,7 +184,7 @@ class Accumulator:
             )
         return self.sums[name]
 
-    def _terms(
+    def _factor_terms(
         self, forward: _ForwardPass, grads: tuple[Tensor | None, ...]
     ) -> tuple[list[_NamedTerm], list[_NamedTerm]]:
         """Return the terms that the pass adds to the sums of Q and H, with their layers' names."""
@@ -177,26 +196,6 @@ class Accumulator:
         names = (call.name for call, _ in reached)
         H = list(zip(names, output_terms([D for _, D in reached], self.batch_layers)))
         return [(name, forward.inputs.terms[n]) for name, n, _ in forward.calls], H
-
-    def _commit(
-        self,
-        forward: _ForwardPass,
-        Q: list[_NamedTerm],
-        H: list[_NamedTerm],
-        frames: int,
-        loss: float,
-    ) -> None:
-        self.is_partial = True
-        for name, _, locations in forward.calls:
-            self.sums[name].locations += locations
-        for name, _ in H:
-            self.sums[name].has_gradient = True
-        add_terms(
-            [(self.sums[name].Q, term) for name, term in Q]
-            + [(self.sums[name].H, term) for name, term in H]
-        )
-        self.frames += frames
-        self.loss += loss
 
     # several processes, and checkpoints
 

@@ -38,9 +38,6 @@ class GradientMoments:
         self.kfac_posterior, self.losses = posterior, losses
         self.device = losses.device
         self.frames = 0
-        # an item is being added: set before the sums change, cleared when the item is counted, as
-        # an interrupt may come at any moment
-        self.is_partial = False
         self.squares = {  # (G, n_out, n_in) sums of (V^T G_f U)^2 over frames, by layer
             name: torch.zeros_like(block.curvature, dtype=torch.float64)
             for name, block in posterior.blocks.items()
@@ -54,8 +51,8 @@ class GradientMoments:
                 digest.update(factor.vectors.detach().cpu().contiguous().numpy().tobytes())
         return {"basis": digest.hexdigest()}
 
-    def add(self, inputs: Any, targets: Any, number: int) -> None:
-        """Add one item; if anything is raised, the sums stay those of the items before."""
+    def terms(self, inputs: Any, targets: Any, number: int) -> list[dict[str, Tensor]]:
+        """Return what one item adds: the gradients of each of its frames, by parameter."""
         aliases = self.losses.aliases
         with torch.enable_grad():
             raw = self.losses.raw(inputs)
@@ -71,10 +68,13 @@ class GradientMoments:
             )
             gradients.append(dict(zip(aliases, grads)))
         _check_finite(gradients, number)
-        self.is_partial = True
-        for each in gradients:
-            self._add_frame(each)
-        self.frames += len(losses)
+        return gradients
+
+    def add(self, terms: list[dict[str, Tensor]]) -> None:
+        """Add the terms of one item to the sums."""
+        for gradients in terms:
+            self._add_frame(gradients)
+        self.frames += len(terms)
 
     @full_precision()
     def _add_frame(self, gradients: dict[str, Tensor]) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from operator import index
 from typing import Any, Literal
 from warnings import warn
@@ -13,21 +13,19 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from boxcov._torch.distributed import World
-from boxcov._torch.modules import check_finite_weights, fingerprint, move, ready
+from boxcov._torch.modules import check_finite_weights, fingerprint
 from boxcov.detector import Detector, check_type, own_configuration
-from boxcov.errors import BoxcovError, BoxcovWarning, NotFiniteFrameError, check_choice, join_names
+from boxcov.errors import BoxcovError, BoxcovWarning, check_choice, join_names
 from boxcov.kfac.accumulate import Accumulator
-from boxcov.kfac.checkpoint import Checkpoint, PassSums, ResumablePass, second_pass_path
+from boxcov.kfac.checkpoint import Checkpoint
 from boxcov.kfac.ekfac import GradientMoments
 from boxcov.kfac.factors import kronecker_blocks
-from boxcov.kfac.items import Items
 from boxcov.kfac.losses import FrameLosses, select_parameters
+from boxcov.kfac.passes import Items, NonFinite, Passes, Progress, load_item
 from boxcov.posterior.kronecker_block import check_precisions
 from boxcov.posterior.posterior import FisherKind, Form, Posterior
 from boxcov.posterior.prior import auto_prior_precision
 
-Progress = Callable[[int, int | None], None]
-NonFinite = Literal["error", "skip"]
 _EMPTY = "the data set is empty: fit needs at least one frame"
 
 
@@ -118,7 +116,7 @@ def fit(
     items = Items(frames, options.fraction, options.seed, world)
     settings = _checkpoint_settings(detector, depth, fisher, options)
     settings |= {"parameters": list(parameters), **items.settings()}
-    passes = _Passes(items, options, settings, checkpoint, progress)
+    passes = Passes(items, 1 + options.ekfac, options.nonfinite, settings, checkpoint, progress)
     sample_seed = options.seed if fisher == "mc" else None
     losses = FrameLosses(detector, parameters, sample_seed)
     accumulator = Accumulator(losses)
@@ -156,80 +154,10 @@ def fit(
     return posterior
 
 
-class _Passes:
-    """Runs one or two passes over the items, with checkpoints and one progress report for both."""
-
-    def __init__(
-        self,
-        items: Items,
-        options: FitOptions,
-        settings: Mapping[str, Any],
-        checkpoint: Checkpoint | None,
-        progress: Progress | None,
-    ) -> None:
-        self.items, self.options, self.settings = items, options, settings
-        self.progress = progress
-        self.skipped: list[int] = []  # numbers of the items left out
-        self._done = 0  # items of the passes before
-        count = 1 + options.ekfac
-        self._total = None if items.expected is None else items.expected * count
-        self._checkpoints: list[Checkpoint | None] = [None] * count
-        if checkpoint is not None:
-            path = items.world.rank_path(checkpoint.path)
-            paths = [path, second_pass_path(path)][:count]
-            self._checkpoints = [replace(checkpoint, path=path) for path in paths]
-        for each in filter(None, self._checkpoints):
-            each.check_path(settings)  # before any work is done
-
-    def run(self, sums: PassSums, settings: Mapping[str, Any] | None = None) -> tuple[int, int]:
-        """Add the items of this rank to ``sums``; return how many were added, and left out.
-
-        settings: what decides the sums, in addition to the settings of the fit.
-        """
-        settings = {**self.settings, **(settings or {})}
-        current = ResumablePass(self._checkpoints.pop(0), settings, sums)
-        world = self.items.world
-        with world.label_errors(), current:
-            for number, item in current.remaining(self.items):
-                is_left_out = number not in self.skipped and not self._add(sums, number, item)
-                current.item_done(number, item, is_left_out)
-                if self.progress is not None:
-                    self.progress(self._done + number + 1, self._total)
-            current.save()  # what follows may fail: other ranks, a full disk
-        self._done += current.next_item
-        self.skipped += current.skipped
-        n_own, n_skipped = world.count_items(current.next_item), len(self.skipped)
-        return n_own - n_skipped, n_skipped
-
-    def _add(self, sums: PassSums, number: int, item: Any) -> bool:
-        """Add one item; return whether it was finite."""
-        try:
-            sums.add(*_load_item(item, number, sums.device), number)
-        except NotFiniteFrameError as error:
-            message = f"{error}{_tokens(item[1])}"
-            if self.options.nonfinite == "error":
-                raise NotFiniteFrameError(
-                    f"{message}. Correct it, or leave such frames out with nonfinite='skip'"
-                ) from None
-            warn(f"{message}: left out", BoxcovWarning, stacklevel=5)
-            return False
-        return True
-
-
-def _load_item(item: Any, number: int, device: torch.device) -> tuple[Any, Any]:
-    """Return the inputs, checked, and the targets of item ``number``, both on ``device``."""
-    if not isinstance(item, (tuple, list)) or len(item) != 2:
-        raise BoxcovError(
-            f"frames must give pairs (inputs, targets); item {number} is a {type(item).__name__}"
-        )
-    inputs, targets = item
-    return ready(inputs, device, f"inputs of item {number}"), move(targets, device)
-
-
 def _find_layers(accumulator: Accumulator, frames: Iterable[Any], options: FitOptions) -> int:
     """Find the layers by a forward pass of one item; return the number of its frames."""
     for number, item in Items(frames, options.fraction, options.seed, World()).starting_at(0):
-        inputs, targets = _load_item(item, number, accumulator.device)
+        inputs, targets = load_item(item, number, accumulator.device)
         accumulator.find_layers(inputs)
         return _count_frames(inputs, targets)
     raise BoxcovError(_EMPTY)
@@ -256,13 +184,6 @@ def _checkpoint_settings(
         "seed": options.seed,
         **{f"configuration {name}": text for name, text in own_configuration(detector).items()},
     }
-
-
-def _tokens(targets: Any) -> str:
-    """Return the data set's names of the frames of an item, if it has any."""
-    entries = targets if isinstance(targets, list) else []
-    tokens = [entry["token"] for entry in entries if isinstance(entry, dict) and "token" in entry]
-    return f" ({join_names(tokens)})" if tokens else ""
 
 
 def _initial_prior_precision(prior_precision: float | str, n_data: float | None) -> float:

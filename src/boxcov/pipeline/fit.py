@@ -9,8 +9,9 @@ from boxcov._torch.distributed import join_process_group
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
 from boxcov.kfac.checkpoint import Checkpoint, second_pass_path
-from boxcov.kfac.fit import FitOptions, Progress
+from boxcov.kfac.fit import FitOptions
 from boxcov.kfac.fit import fit as fit_posterior
+from boxcov.kfac.passes import Progress
 from boxcov.pipeline.detectors import load_detector, match_source, warn_if_implausible
 from boxcov.pipeline.frames import load_in_background, load_labelled_frames
 from boxcov.pipeline.options import FitCommand

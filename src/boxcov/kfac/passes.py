@@ -1,0 +1,255 @@
+"""The passes of a fit over its items: which items, on which rank, interrupted and resumed.
+
+An item is one batch of frames. A pass that is interrupted leaves a checkpoint of the items before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from contextlib import suppress
+from math import ceil
+from pathlib import Path
+from time import monotonic
+from typing import Any, Literal
+from warnings import warn
+
+import torch
+
+from boxcov._torch.distributed import World
+from boxcov._torch.modules import move, ready
+from boxcov.data.loader import LoadedFrames, load_items
+from boxcov.data.sequence import Batches
+from boxcov.errors import BoxcovError, BoxcovWarning, NotFiniteFrameError, join_names
+from boxcov.kfac.accumulate import Accumulator
+from boxcov.kfac.checkpoint import (
+    Checkpoint,
+    SaveError,
+    hash_item,
+    read_checkpoint,
+    write_checkpoint,
+)
+from boxcov.kfac.ekfac import GradientMoments
+
+Progress = Callable[[int, int | None], None]
+NonFinite = Literal["error", "skip"]
+PassSums = Accumulator | GradientMoments  # of the first pass over the items, and of the second
+
+
+class Items:
+    """The share of ``frames`` that a fit uses, numbered from 0; an item is one batch of frames.
+
+    A random subset is drawn from an indexable sequence; from a stream, evenly spaced items.
+    """
+
+    def __init__(self, frames: Iterable[Any], fraction: float, seed: int, world: World) -> None:
+        self.frames, self.fraction, self.world = frames, fraction, world
+        self.size = len(frames) if isinstance(frames, Sized) else None
+        self._stream_length: int | None = None  # known once a stream was read to its end
+        has_items = hasattr(frames, "__getitem__") and not isinstance(frames, Mapping)
+        self._indexable = bool(self.size) and has_items
+        self.expected: int | None = None  # number of items used; None for a stream
+        self._subset: list[int] | None = None
+        if self.size is not None:
+            self.expected = ceil(round(fraction * self.size, 9))  # as _stream() takes them
+        if self.size and self._indexable and fraction < 1:
+            self.expected = max(1, round(fraction * self.size))
+            generator = torch.Generator().manual_seed(seed)
+            drawn = torch.randperm(self.size, generator=generator, device="cpu")
+            self._subset = sorted(drawn[: self.expected].tolist())
+
+    def settings(self) -> dict[str, Any]:
+        """Return what decides which items this rank reads, for a checkpoint."""
+        size, world = {"items": self.size}, self.world
+        return size if world.is_single else {**size, "shard": f"{world.rank} of {world.size}"}
+
+    def starting_at(self, start: int) -> Iterator[tuple[int, Any]]:
+        """Yield the number and content of this rank's items from number ``start`` on.
+
+        Of an indexable sequence only these items are read; a stream is read from its beginning.
+        """
+        if self._subset is not None or (self._indexable and (start or not self.world.is_single)):
+            numbers = list(filter(self.world.owns, range(start, self.expected or 0)))
+            places = numbers if self._subset is None else [self._subset[n] for n in numbers]
+            yield from zip(numbers, load_items(self.frames, places))  # type: ignore[arg-type]
+            return
+        for number, item in self._stream():
+            if number >= start and self.world.owns(number):
+                yield number, item
+
+    def _stream(self) -> Iterator[tuple[int, Any]]:
+        used = seen = 0
+        for item in self.frames:
+            seen += 1
+            if used < round(seen * self.fraction, 9):
+                yield used, item
+                used += 1
+        self._stream_length = seen
+
+    def total_frames(self, frames: int, items: int) -> int:
+        """Return the frames of the whole data set, given that ``items`` items held ``frames``.
+
+        Exact if all items have equally many frames, and for ``boxcov.data.batched``.
+        """
+        data = self.frames.frames if isinstance(self.frames, LoadedFrames) else self.frames
+        if isinstance(data, Batches):
+            return len(data.frames)
+        size = self._stream_length if self.size is None else self.size
+        if size is None:
+            raise BoxcovError(
+                "fisher='identity' reads one item, and this data set has no length: "
+                "give n_data, the number of its frames"
+            )
+        return round(frames * size / items)
+
+
+class Passes:
+    """One or two passes over the items, with one progress report for both.
+
+    settings: everything that decides the sums, by name; a checkpoint with others is refused.
+    """
+
+    def __init__(
+        self,
+        items: Items,
+        count: int,
+        nonfinite: NonFinite,
+        settings: Mapping[str, Any],
+        checkpoint: Checkpoint | None,
+        progress: Progress | None,
+    ) -> None:
+        self.items, self.nonfinite, self.settings = items, nonfinite, settings
+        self.progress = progress
+        self.skipped: list[int] = []  # numbers of the items left out
+        self._done = 0  # items of the passes before
+        self._total = None if items.expected is None else items.expected * count
+        self._checkpoints = [] if checkpoint is None else checkpoint.for_passes(count, items.world)
+        for each in self._checkpoints:
+            each.check_path(settings)  # before any work is done
+
+    def run(self, sums: PassSums, settings: Mapping[str, Any] | None = None) -> tuple[int, int]:
+        """Add the items of this rank to ``sums``; return how many were added, and left out.
+
+        settings: what decides the sums, in addition to the settings of the fit.
+        """
+        settings = {**self.settings, **(settings or {})}
+        checkpoint = self._checkpoints.pop(0) if self._checkpoints else None
+        current = ResumablePass(checkpoint, settings, sums)
+        world = self.items.world
+        with world.label_errors(), current:
+            for number, item in current.remaining(self.items):
+                is_known = number in self.skipped
+                terms = None if is_known else self._terms(sums, number, item)
+                current.count(number, item, terms, is_left_out=terms is None and not is_known)
+                if self.progress is not None:
+                    self.progress(self._done + number + 1, self._total)
+            current.save()  # what follows may fail: other ranks, a full disk
+        self._done += current.next_item
+        self.skipped += current.skipped
+        n_own, n_skipped = world.count_items(current.next_item), len(self.skipped)
+        return n_own - n_skipped, n_skipped
+
+    def _terms(self, sums: PassSums, number: int, item: Any) -> Any:
+        """What one item adds to the sums; None if it is not finite and left out."""
+        try:
+            return sums.terms(*load_item(item, number, sums.device), number)
+        except NotFiniteFrameError as error:
+            message = f"{error}{_tokens(item[1])}"
+            if self.nonfinite == "error":
+                raise NotFiniteFrameError(
+                    f"{message}. Correct it, or leave such frames out with nonfinite='skip'"
+                ) from None
+            warn(f"{message}: left out", BoxcovWarning, stacklevel=5)
+            return None
+
+
+def load_item(item: Any, number: int, device: torch.device) -> tuple[Any, Any]:
+    """Return the inputs, checked, and the targets of item ``number``, both on ``device``."""
+    if not isinstance(item, (tuple, list)) or len(item) != 2:
+        raise BoxcovError(
+            f"frames must give pairs (inputs, targets); item {number} is a {type(item).__name__}"
+        )
+    inputs, targets = item
+    return ready(inputs, device, f"inputs of item {number}"), move(targets, device)
+
+
+def _tokens(targets: Any) -> str:
+    """Return the data set's names of the frames of an item, if it has any."""
+    entries = targets if isinstance(targets, list) else []
+    tokens = [entry["token"] for entry in entries if isinstance(entry, dict) and "token" in entry]
+    return f" ({join_names(tokens)})" if tokens else ""
+
+
+class ResumablePass:
+    """One pass: saves its sums at an interval and on errors, and resumes from them.
+
+    Without a checkpoint it only counts.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint | None, settings: Mapping[str, Any], sums: PassSums
+    ) -> None:
+        self.checkpoint, self.settings, self.sums = checkpoint, dict(settings), sums
+        self.next_item = 0
+        self.skipped: list[int] = []  # numbers of the items left out
+        self._item_hash = ""  # of the last item of the run that is resumed
+        self._last_item: Any = None
+        self._is_partial = False  # an item is in the sums, or in part, and not counted
+        self._saved_at = monotonic()
+        if checkpoint is not None and checkpoint.resume and Path(checkpoint.path).exists():
+            with read_checkpoint(checkpoint.path, self.settings) as (header, file):
+                self.skipped, self._item_hash = header["skipped"], header["item_sha256"]
+                sums.load_state(file, header)
+                self.next_item = header["next"]
+        self._saved_items = self.next_item
+
+    def __enter__(self) -> ResumablePass:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and not issubclass(kind, SaveError) and not self._is_partial:
+            with suppress(BoxcovError):  # the original error is more useful
+                self.save()
+
+    def remaining(self, items: Items) -> Iterator[tuple[int, Any]]:
+        """Yield the items still to be processed.
+
+        The last item of a resumed run is read again, to check that the data are the same.
+        """
+        remaining = items.starting_at(max(self.next_item - 1, 0))
+        if self.checkpoint is not None and self.next_item:
+            item = next(remaining, (None, None))[1]
+            if hash_item(item) != self._item_hash:
+                raise BoxcovError(
+                    f"{self.checkpoint.path}: made from other data: item {self.next_item - 1} has "
+                    "changed. Give the same frames in the same order, or remove the file to start "
+                    "again"
+                )
+            self._last_item = item
+        return remaining
+
+    def count(self, number: int, item: Any, terms: Any, is_left_out: bool) -> None:
+        """Add the terms of an item to the sums, if there are any; save if it is time."""
+        self._is_partial = True  # until the item is counted: an interrupt may come at any moment
+        if terms is not None:
+            self.sums.add(terms)
+        self.skipped += [number] if is_left_out else []
+        self.next_item, self._last_item = number + 1, item
+        self._is_partial = False
+        every = None if self.checkpoint is None else self.checkpoint.every_seconds
+        if every is not None and monotonic() - self._saved_at >= every:
+            self.save()
+
+    def save(self) -> None:
+        """Write the file, unless it is up to date."""
+        if self.checkpoint is None or self.next_item == self._saved_items:
+            return
+        tensors, state = self.sums.state()
+        header = {
+            "settings": self.settings,
+            "next": self.next_item,
+            "skipped": self.skipped,
+            "item_sha256": hash_item(self._last_item),
+            **state,
+        }
+        write_checkpoint(self.checkpoint.path, tensors, header, self._saved_items)
+        self._saved_items, self._saved_at = self.next_item, monotonic()
