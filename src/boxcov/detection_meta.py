@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
-from boxcov.errors import BoxcovError
-from boxcov.input_file import MAX_FRAMES, conform
+from boxcov.errors import BoxcovError, join_names
+from boxcov.input_file import MAX_CLASSES, MAX_FIELDS, MAX_FRAMES, conform
 
 _SCHEMA: dict[str, Any] = {
     # how the covariances were computed
@@ -29,6 +29,20 @@ _SCHEMA: dict[str, Any] = {
     "signals": list[str],
     # "error_model" is checked by Detections, against the numbers that it describes
 }
+
+
+def check_names(fields: Any, classes: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of a file; raise if they are more than any detector has, or not distinct."""
+    fields, classes = (
+        conform(names, tuple[str, ...], what)
+        for what, names in (("fields", fields), ("classes", classes))
+    )
+    for what, names, most in (("fields", fields, MAX_FIELDS), ("classes", classes, MAX_CLASSES)):
+        if len(names) > most:
+            raise BoxcovError(f"{len(names)} {what}, at most {most} are read")
+    if len(set(fields)) < len(fields):
+        raise BoxcovError(f"two fields have the same name: {join_names(fields)}")
+    return fields, classes
 
 
 def check_meta(meta: Any, boxes_until: int = 0) -> Mapping[str, Any]:

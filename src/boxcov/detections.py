@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from boxcov.box_layout import clipped_sides
-from boxcov.detection_meta import check_meta, check_summary
+from boxcov.detection_meta import check_meta, check_names, check_summary
 from boxcov.errors import BoxcovError, join_names
 from boxcov.files import to_json, write_safetensors
-from boxcov.input_file import MAX_CLASSES, MAX_FIELDS, MAX_FRAMES, conform, open_tensors
+from boxcov.input_file import MAX_FRAMES, open_tensors
 from boxcov.result_check import check_result
 from boxcov.version import __version__
 
@@ -134,14 +134,12 @@ class Detections:
     def __getitem__(self, rows: Any) -> Detections:
         """Return some of the boxes, by number, slice, mask or indices."""
         if isinstance(rows, (list, np.ndarray, np.integer)):
-            rows = (
-                torch.as_tensor(rows, dtype=torch.long)
-                if isinstance(rows, list) and not rows
-                else torch.as_tensor(rows)
-            )
+            is_empty = isinstance(rows, list) and not rows  # torch would take it for floats
+            rows = torch.as_tensor(rows, dtype=torch.long if is_empty else None)
         if isinstance(rows, int) or (isinstance(rows, Tensor) and not rows.dim()):
             rows = [range(len(self))[int(rows)]]  # an IndexError past the end, as for a list
-        return self._with({name: tensor[rows] for name, tensor in self._tensors()})
+        tensors: dict[str, Any] = {name: tensor[rows] for name, tensor in self._tensors()}
+        return replace(self, **tensors)
 
     def __iter__(self) -> Iterator[Detections]:
         return (self[i] for i in range(len(self)))
@@ -178,9 +176,8 @@ class Detections:
 
         NaN, as ``scale``, for a field that a change of the coordinate frame mixed from several.
         """
-        scale = self._calibrated("scale")
-        numbers = self._error_model("dof")
-        return scale.new_tensor([float("nan") if n is None else n for n in numbers])
+        numbers = [float("nan") if n is None else n for n in self._error_model("dof")]
+        return self._calibrated("scale").new_tensor(numbers)
 
     def misplaced_at(self, iou: float) -> Tensor:
         """Return P(IoU below ``iou`` | there is an object) (m,), linear between the thresholds."""
@@ -243,31 +240,27 @@ class Detections:
         return int(self.frame.max()) + 1 if len(self) else 0
 
     def to(self, device: torch.device | str) -> Detections:
-        return self._with({name: tensor.to(device) for name, tensor in self._tensors()})
+        tensors: dict[str, Any] = {name: tensor.to(device) for name, tensor in self._tensors()}
+        return replace(self, **tensors)
 
     def numpy(self) -> dict[str, np.ndarray[Any, Any]]:
         """Return numpy arrays by name, including the uncertainty."""
-        tensors = {name: tensor.detach().cpu() for name, tensor in self._tensors()}
-        arrays = {  # numpy has no bfloat16
-            name: (t.float() if t.dtype == torch.bfloat16 else t).numpy()
-            for name, t in tensors.items()
-        }
+        tensors = dict(self._tensors())
         if self.covariance is not None:
-            arrays["uncertainty"] = self.uncertainty.detach().cpu().numpy()
+            tensors["uncertainty"] = self.uncertainty
         if self.no_object is not None:
-            arrays["misplaced"] = self.misplaced.detach().cpu().numpy()
-            arrays["risk"] = self.risk.detach().cpu().numpy()
-        return arrays
+            tensors |= {"misplaced": self.misplaced, "risk": self.risk}
+        plain = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+        return {  # numpy has no bfloat16
+            name: (t.float() if t.dtype == torch.bfloat16 else t).numpy()
+            for name, t in plain.items()
+        }
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, which replaces ``path`` as a whole; numbers are checked."""
         check_result(self, str(path))
-        about = {
-            "version": __version__,
-            "fields": self.fields,
-            "classes": self.classes,
-            "meta": dict(self.meta),
-        }
+        names = {"fields": self.fields, "classes": self.classes}
+        about = {"version": __version__, **names, "meta": dict(self.meta)}
         write_safetensors(path, dict(self._tensors()), {"boxcov.detections": to_json(about)})
 
     @staticmethod
@@ -275,15 +268,9 @@ class Detections:
         """Load detections; raise if the file is damaged or its numbers are out of range."""
         what = "a file of boxcov detections"
         with open_tensors(path, what, "boxcov.detections") as (about, file):
-            tensors = {
-                name: file.get_tensor(name)
-                for name in file.keys()  # noqa: SIM118
-                if name in _SHAPES
-            }
-            fields, classes = (
-                conform(about[name], tuple[str, ...], name) for name in ("fields", "classes")
-            )
-            _check_names(fields, classes)
+            stored = _SHAPES.keys() & file.keys()
+            tensors = {name: file.get_tensor(name) for name in stored}
+            fields, classes = check_names(about["fields"], about["classes"])
             meta = check_meta(about["meta"])
             found = Detections(**tensors, fields=fields, classes=classes, meta=meta)
             found._check_types()
@@ -334,9 +321,6 @@ class Detections:
         present = ((name, getattr(self, name)) for name in _SHAPES)
         return [(name, tensor) for name, tensor in present if tensor is not None]
 
-    def _with(self, tensors: dict[str, Any]) -> Detections:
-        return replace(self, **tensors)
-
     def _error_model(self, key: str) -> Any:
         """What ``ErrorModel.summary`` says about the error model that filled these detections."""
         if self.no_object is None:
@@ -363,12 +347,3 @@ class Detections:
                 "these detections have no covariance: use MCGLM, ExactGLM, GLM or MCI"
             )
         return self.covariance
-
-
-def _check_names(fields: tuple[str, ...], classes: tuple[str, ...]) -> None:
-    """Raise if a file without boxes names more fields and classes than any detector has."""
-    for what, names, most in (("fields", fields, MAX_FIELDS), ("classes", classes, MAX_CLASSES)):
-        if len(names) > most:
-            raise ValueError(f"{len(names)} {what}, at most {most} are read")
-    if len(set(fields)) < len(fields):
-        raise ValueError(f"two fields have the same name: {join_names(fields)}")

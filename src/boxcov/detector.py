@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from math import pi
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError, join_names
 from boxcov.head_stages import HeadStages, stage_instances
-from boxcov.static_selection import StaticLimits, StaticSelection
+from boxcov.static_selection import FusedNetwork, StaticLimits, StaticSelection
 
 SIGNAL_INPUTS = "signal inputs"
 _SELECTION = "selection."  # start of names that decide only which boxes are reported
@@ -63,19 +63,6 @@ class Candidates(Selection):
 # (index, run): run() returns the boxes (g, D) of the instances ``index`` (g,). Every layer that it
 # runs sees a batch of g items, one per instance.
 InstanceGroup = tuple[Tensor, Callable[[], Tensor]]
-
-
-class FusedNetwork(Protocol):
-    """A network for deployment, equal to the detector's up to rounding."""
-
-    def pack(self, inputs: Any) -> tuple[Tensor, ...] | None:
-        """Return inputs as tensors of fixed shapes; None if they are beyond the limits."""
-
-    def __call__(self, *packed: Tensor) -> tuple[Any, Tensor]:
-        """Return the raw outputs, and a count () that is 0 if nothing was left off."""
-
-    def signal_inputs(self, *packed: Tensor) -> Tensor:
-        """Return what ``Detector.signal_inputs`` does."""
 
 
 class Detector(nn.Module, ABC):
@@ -122,10 +109,8 @@ class Detector(nn.Module, ABC):
         detector's differs. Names that start with ``selection.`` decide only which boxes are
         reported: they bind the error model, but not the posterior.
         """
-        return {
-            "box fields": " ".join(self.box_fields),
-            "classes": _bounded(", ".join(self.classes)),
-        }
+        fields, classes = " ".join(self.box_fields), _bounded(", ".join(self.classes))
+        return {"box fields": fields, "classes": classes}
 
     # optional: faster, with the same result
 
@@ -247,14 +232,8 @@ class Detector(nn.Module, ABC):
 
     def detections(self, selection: Selection, boxes: Tensor) -> Detections:
         """Return a selection and its boxes (m, D) as ``Detections``."""
-        return Detections(
-            boxes=boxes,
-            scores=selection.scores,
-            labels=selection.labels,
-            frame=selection.frame,
-            fields=tuple(self.box_fields),
-            classes=tuple(self.classes),
-        )
+        own = selection.scores, selection.labels, selection.frame
+        return Detections(boxes, *own, tuple(self.box_fields), tuple(self.classes))
 
 
 def check_type(value: Any) -> None:
@@ -270,9 +249,6 @@ def check_type(value: Any) -> None:
             f"expected a boxcov.Detector, got a {type(value).__name__}: boxcov.wrap makes one of a "
             "model, see docs/guide/your-detector.md"
         )
-
-
-# the configuration: a grid or an image size cannot be seen in the weights, so files name it
 
 
 def part_modules(detector: Detector) -> dict[str, tuple[nn.Module, ...]]:
@@ -292,12 +268,10 @@ def no_module_error(model: nn.Module, part: str, entry: Any) -> BoxcovError:
     for name, p in model.named_parameters():
         if entry is p or (isinstance(entry, str) and entry == name):
             owner = name.rpartition(".")[0]
-            advice = (
-                f"name {owner}, which holds it; FitOptions(exclude=[...]) excludes single weights"
-            )
-            advice = advice if owner else "leave it out, it stays constant"
+            holder = f"name {owner}, which holds it; FitOptions(exclude=[...]) excludes one weight"
             return BoxcovError(
-                f"the part {part!r} names the parameter {name}, not a module: {advice}"
+                f"the part {part!r} names the parameter {name}, not a module: "
+                + (holder if owner else "leave it out, it stays constant")
             )
     children = join_names([name for name, _ in model.named_children()])
     what = repr(entry) if isinstance(entry, str) else f"a {type(entry).__name__}"
@@ -305,6 +279,9 @@ def no_module_error(model: nn.Module, part: str, entry: Any) -> BoxcovError:
         f"the part {part!r} names {what}, which is not a module of the model: its children are "
         f"{children}"
     )
+
+
+# the configuration: a grid or an image size cannot be seen in the weights, so files name it
 
 
 def flatten_configuration(values: Mapping[str, Any]) -> dict[str, str]:
@@ -326,8 +303,7 @@ def _text(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         nested = any(isinstance(item, (tuple, list)) for item in value)
         return _bounded((" | " if nested else " ").join(map(_text, value)))
-    text = f"{value:.9g}" if type(value) in (int, float) else str(value)
-    return _bounded(text)
+    return _bounded(f"{value:.9g}" if type(value) in (int, float) else str(value))
 
 
 def _bounded(text: str) -> str:

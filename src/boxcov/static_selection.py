@@ -1,9 +1,9 @@
-"""A selection of fixed size: the reported boxes, then padding. Static graphs need it."""
+"""What static graphs need of a detector: fixed shapes, and a selection padded to one size."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -65,6 +65,19 @@ class StaticSelection:
     def valid(self) -> Tensor:
         """Whether each row is a box (n,)."""
         return torch.arange(len(self.selection), device=self.count.device) < self.count
+
+
+class FusedNetwork(Protocol):
+    """A network for deployment, equal to the detector's up to rounding."""
+
+    def pack(self, inputs: Any) -> tuple[Tensor, ...] | None:
+        """Return inputs as tensors of fixed shapes; None if they are beyond the limits."""
+
+    def __call__(self, *packed: Tensor) -> tuple[Any, Tensor]:
+        """Return the raw outputs, and a count () that is 0 if nothing was left off."""
+
+    def signal_inputs(self, *packed: Tensor) -> Tensor:
+        """Return what ``Detector.signal_inputs`` does."""
 
 
 def static_nms(suppresses: Tensor) -> tuple[Tensor, Tensor]:

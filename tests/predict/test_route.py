@@ -101,7 +101,8 @@ def test_route_of_a_head_posterior(tiny, posterior, image, method, head: str, be
 
 def test_a_route_without_choice_is_known_at_once(tiny, posterior) -> None:
     model = GLM(tiny, posterior)
-    assert model.build_router().route == model.router.route  # built again when weights move
+    again = model.build_router(model.linearized)  # as when weights move
+    assert again.route == model.router.route
     assert "route: head layers by one backward pass" in repr(model)
 
 

@@ -313,13 +313,18 @@ def versions(tree: Any) -> list[tuple[Tensor, int]]:
     return [(t, t._version) for t in tree_leaves(tree) if isinstance(t, Tensor)]
 
 
+def has_writes(before: list[tuple[Tensor, int]]) -> bool:
+    """Return whether a tensor was written to since ``before``, a result of ``versions``."""
+    return any(t._version != version for t, version in before)
+
+
 def check_buffers(before: list[tuple[Tensor, int]]) -> None:
-    """Raise if a buffer was written to since ``before``, a result of ``versions``.
+    """Raise if a buffer was written to.
 
     A forward pass in eval mode must not write to buffers, but a module that is hidden in a
     closure may still be in train mode.
     """
-    if any(t._version != version for t, version in before):
+    if has_writes(before):
         raise BoxcovError(
             "the detector changes its own buffers in a forward pass although boxcov runs it in "
             "eval mode: call detector.eval() first, and load its weights again"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import replace
 from math import pi
 from typing import Any
@@ -104,7 +103,7 @@ def calibrate(
         unusual, objects = predict_frames(model, stress, progress)
         paired = match_detections(unusual, objects, threshold=-1.0)
         error_model = widen(error_model, found, unusual, paired)
-    return with_error_model(model, error_model)
+    return model.with_error_model(error_model)
 
 
 @contextmanager
@@ -129,15 +128,6 @@ def widen(
             certainty_bound(usual), error_model.apply(found), errors, iou, paired
         )
     return replace(error_model, widening=widening)
-
-
-def with_error_model(model: Predictor, error_model: ErrorModel | None) -> Predictor:
-    """Return the same model with another error model."""
-    twin = copy(model)
-    if model.posterior is not None:
-        twin.posterior = model.posterior.with_error_model(error_model)
-    twin.set_error_model(error_model)
-    return twin
 
 
 @_on_cpu()

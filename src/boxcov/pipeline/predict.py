@@ -19,7 +19,6 @@ from boxcov._torch.process_state import seconds
 from boxcov.concatenation import concatenate
 from boxcov.detections import Detections
 from boxcov.detector import Detector
-from boxcov.error_model.calibrate import with_error_model
 from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.files import to_json
 from boxcov.input_file import hash_file, reading
@@ -192,7 +191,7 @@ def build_predictor(
     if error_model is None:
         return model
     try:
-        return with_error_model(model, error_model)
+        return model.with_error_model(error_model)
     except BoxcovError as error:
         raise BoxcovError(f"{options.posterior}: {error}") from None
 

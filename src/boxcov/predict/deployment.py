@@ -12,7 +12,7 @@ from torch import Tensor
 from boxcov._torch.modules import WeightChecksum, WeightSnapshot, fresh, move, ready
 from boxcov._torch.process_state import ProcessLock
 from boxcov.detections import Detections
-from boxcov.detector import Detector, FusedNetwork
+from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.predict.cuda.static_graph import CaptureError, Graphs, backend_flags
 from boxcov.predict.exact import ExactGLM
@@ -20,7 +20,7 @@ from boxcov.predict.mcglm import MCGLM
 from boxcov.predict.predictor import Predictor
 from boxcov.predict.route.verification import relative_errors
 from boxcov.predict.static_frame import FrameFunction, WithSignals
-from boxcov.static_selection import StaticLimits
+from boxcov.static_selection import FusedNetwork, StaticLimits
 
 _TOLERANCE = 1e-2  # relative difference of a covariance on the example: TF32 products
 _ALIKE = 0.05  # distance of two centres, in units of the box, that rounding explains

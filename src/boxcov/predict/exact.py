@@ -15,7 +15,7 @@ from boxcov.detector import Detector, part_modules
 from boxcov.errors import check_whole
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.engine_options import DEFAULT_ENGINE, EngineOptions
-from boxcov.predict.linearize import LinearizationPoint
+from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
 from boxcov.predict.predictor import Predictor
 from boxcov.predict.route.exact import ExactRouter
 
@@ -65,9 +65,9 @@ class ExactGLM(Predictor):
         named = dict(detector.named_parameters(remove_duplicate=False))
         self._reaches_below = any(id(named[name]) not in own for name in posterior.parameters)
 
-    def build_router(self) -> ExactRouter:
+    def build_router(self, linearized: LinearizedDetector) -> ExactRouter:
         etas = {} if self.samples is None else self.etas
-        return ExactRouter(self.linearize(), self.posterior, self.engine, etas, self.with_logit)
+        return ExactRouter(linearized, self.posterior, self.engine, etas, self.with_logit)
 
     def settings(self) -> dict[str, Any]:
         own = {"samples": self.samples, "seed": self.seed}

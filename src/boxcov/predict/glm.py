@@ -12,7 +12,7 @@ from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import check_whole
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.linearize import LinearizationPoint, logit_fields
+from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector, logit_fields
 from boxcov.predict.predictor import Predictor
 from boxcov.predict.route.base import Router
 
@@ -49,8 +49,8 @@ class GLM(Predictor):
         self.max_boxes = max_boxes
         super().__init__(detector, posterior, with_logit=with_logit)
 
-    def build_router(self) -> Router:
-        return Router(self.linearize(), self.engine, "one backward pass per number")
+    def build_router(self, linearized: LinearizedDetector) -> Router:
+        return Router(linearized, self.engine, "one backward pass per number")
 
     def predict(self, point: LinearizationPoint) -> Detections:
         with torch.enable_grad():

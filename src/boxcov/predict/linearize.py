@@ -5,8 +5,8 @@ The selection is fixed at the trained weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.autograd.graph import GradientEdge
 from torch.utils._pytree import tree_map_only
 
 from boxcov._torch.layers import LayerCall
-from boxcov._torch.modules import LayerCallMode, check_buffers, fresh, shadow, versions
+from boxcov._torch.modules import LayerCallMode, check_buffers, fresh, has_writes, shadow, versions
 from boxcov.detections import Detections
 from boxcov.detector import Detector, Selection
 from boxcov.errors import BoxcovError
@@ -79,9 +79,9 @@ class LinearizedDetector:
 
     def with_tangents(self, point: LinearizationPoint, tangents: Tangents) -> LinearizationPoint:
         """The same point from another pass that propagates ``tangents``; the trunk is replayed."""
-        with torch.no_grad():
-            raw = self.run(point.inputs, lambda _, call: call(), lambda raw: raw, tangents)
-        return replace(point, raw=raw, tangents=tangents)
+        plain = self.rerun(point.inputs, lambda _, call: call(), tangents)
+        with torch.no_grad(), plain as raw:
+            return replace(point, raw=raw, tangents=tangents)
 
     def recorded(self, inputs: Any, tangents: Tangents | None = None) -> Any:
         """The raw outputs of a plain pass that fills the trunk cache."""
@@ -89,17 +89,16 @@ class LinearizedDetector:
             raw = self._recorded(inputs, tangents)
             return raw if self.trunk.intact() else self._recorded(inputs, tangents)
 
-    def run(
-        self,
-        inputs: Any,
-        on_call: OnCall,
-        then: Callable[[Any], Any],
-        tangents: Tangents | None = None,
-    ) -> Any:
-        """``then(raw)`` of another pass: the trunk is replayed, ``on_call`` computes each use of a
-        posterior weight."""
+    @contextmanager
+    def rerun(
+        self, inputs: Any, on_call: OnCall, tangents: Tangents | None = None
+    ) -> Iterator[Any]:
+        """The raw outputs of another pass, which replays the trunk.
+
+        ``on_call`` computes each use of a posterior weight, also inside the block.
+        """
         with self.trunk.replaying(), self._observer(on_call):
-            return then(self._forward(inputs, tangents))
+            yield self._forward(inputs, tangents)
 
     def substitute(self, weights: Weights) -> OnCall:
         """Compute calls with ``weights`` instead of the trained ones."""
@@ -145,7 +144,7 @@ class LinearizedDetector:
         return raw
 
     def _check_unchanged(self, before: list[tuple[Tensor, int]], method: str) -> None:
-        if any(t._version != version for t, version in before):
+        if has_writes(before):
             raise BoxcovError(
                 f"{type(self.shadow).__name__}.{method} changes raw outputs in place (sigmoid_() "
                 "and similar): let it work on copies"
@@ -213,11 +212,8 @@ class LinearizationPoint:
 
     def z_by(self, on_call: OnCall) -> Tensor:
         """z of the same instances where ``on_call`` computes each use of a weight."""
-        return self.raw_and_z_by(on_call)[1]
-
-    def raw_and_z_by(self, on_call: OnCall) -> tuple[Any, Tensor]:
-        """The raw outputs and z where ``on_call`` computes each use of a weight."""
-        return self.linearized.run(self.inputs, on_call, lambda raw: (raw, self.z_of(raw)))
+        with self.linearized.rerun(self.inputs, on_call) as raw:
+            return self.z_of(raw)
 
     def difference(self, z: Tensor) -> Tensor:
         """``z`` minus the plain z, the short way in fields that wrap."""

@@ -11,7 +11,7 @@ from boxcov.errors import BoxcovError, check_choice, check_whole
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.engine_options import DEFAULT_ENGINE, EngineOptions
 from boxcov.predict.forward_mode.derivatives import sample_covariance
-from boxcov.predict.linearize import LinearizationPoint
+from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
 from boxcov.predict.predictor import Predictor
 from boxcov.predict.route.mcglm import FiniteDifferenceRouter, MCGLMRouter
 
@@ -65,12 +65,10 @@ class MCGLM(Predictor):
         self.derivative, self.epsilon = derivative, epsilon
         super().__init__(detector, posterior, with_logit=with_logit, engine=engine)
 
-    def build_router(self) -> MCGLMRouter | FiniteDifferenceRouter:
+    def build_router(self, linearized: LinearizedDetector) -> MCGLMRouter | FiniteDifferenceRouter:
         if self.derivative == "fd":
-            return FiniteDifferenceRouter(self.linearize(), self.engine, self.etas, self.epsilon)
-        return MCGLMRouter(
-            self.linearize(), self.posterior, self.engine, self.etas, self.with_logit
-        )
+            return FiniteDifferenceRouter(linearized, self.engine, self.etas, self.epsilon)
+        return MCGLMRouter(linearized, self.posterior, self.engine, self.etas, self.with_logit)
 
     def settings(self) -> dict[str, Any]:
         own: dict[str, Any] = {

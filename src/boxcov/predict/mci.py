@@ -23,7 +23,7 @@ from boxcov.errors import BoxcovError, check_whole
 from boxcov.kfac.losses import select_parameters
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.forward_mode.derivatives import sample_covariance
-from boxcov.predict.linearize import LinearizationPoint, OnCall
+from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector, OnCall
 from boxcov.predict.predictor import Predictor
 from boxcov.predict.route.mci import MCIRouter
 
@@ -67,8 +67,8 @@ class MCI(Predictor):
         super().__init__(detector, posterior, names, with_logit=with_logit)
         self._generator = torch.Generator(self.device)
 
-    def build_router(self) -> MCIRouter:
-        return MCIRouter(self.linearize(), self.engine)
+    def build_router(self, linearized: LinearizedDetector) -> MCIRouter:
+        return MCIRouter(linearized, self.engine)
 
     def settings(self) -> dict[str, Any]:
         own: dict[str, Any] = {"samples": self.samples, "seed": self.seed}

@@ -75,12 +75,11 @@ class Predictor(ABC):
         self.device = next(detector.parameters()).device
         self.posterior = None if posterior is None else posterior.to(self.device)
         self._detector, self._parameters = detector, parameters or []
-        self._fingerprint = fingerprint(detector)
+        self._fingerprint = fingerprint(detector) if posterior is None else posterior.fingerprint
         self._configuration = detector.configuration()
-        self._watch_weights()
         self._lock = ProcessLock()  # the trunk cache holds one frame at a time
-        self.router = self.build_router()
-        self.set_error_model(None if posterior is None else posterior.error_model)
+        self._use_weights()
+        self._set_error_model(None if posterior is None else posterior.error_model)
 
     def __call__(self, inputs: Any) -> Detections:
         """The detector's boxes, scores and labels, with a covariance for each box.
@@ -146,8 +145,17 @@ class Predictor(ABC):
         found.covariance.diagonal(dim1=1, dim2=2).clamp_(min=0)  # -1e-16 by rounding
         return found
 
-    def set_error_model(self, error_model: ErrorModel | None) -> None:
-        """Use another error model from now on; raise if it was fitted for something else."""
+    def with_error_model(self, error_model: ErrorModel | None) -> Predictor:
+        """The same model with another error model; they share all else, also what is verified."""
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        if self.posterior is not None:
+            twin.posterior = self.posterior.with_error_model(error_model)
+        twin._set_error_model(error_model)
+        return twin
+
+    def _set_error_model(self, error_model: ErrorModel | None) -> None:
+        """Use an error model; raise if it was fitted for something else."""
         if error_model is not None:
             error_model.check(estimator(self.settings()), self._fingerprint, self._detector)
             error_model = error_model.to(self.device)
@@ -171,12 +179,6 @@ class Predictor(ABC):
         lines.append(f"  error model: {describe_error_model(self.error_model)}")
         return "\n".join([*lines, f"  route: {self.router.route or 'not chosen: no boxes yet'}"])
 
-    def __copy__(self) -> Predictor:
-        """A model that shares everything, but may get another error model."""
-        twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__)
-        return twin
-
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise BoxcovError(
             f"{type(self).__name__} cannot be copied or pickled: it shares the detector's "
@@ -196,12 +198,9 @@ class Predictor(ABC):
         """The detector as a function of the weights."""
         return self.router.linearized
 
-    def linearize(self) -> LinearizedDetector:
-        return LinearizedDetector(self._detector, self._parameters)
-
-    def build_router(self) -> Router:
+    def build_router(self, linearized: LinearizedDetector) -> Router:
         """A router that has verified nothing yet."""
-        return Router(self.linearize(), self.engine)
+        return Router(linearized, self.engine)
 
     @abstractmethod
     def predict(self, point: LinearizationPoint) -> Detections:
@@ -226,14 +225,15 @@ class Predictor(ABC):
         """
         if not self._snapshot.is_unchanged():
             check_fingerprint(self._fingerprint, self._detector, self.method)
-            self._watch_weights()
-            self.router = self.build_router()  # equal weights, but other tensors
+            self._use_weights()  # equal weights, but other tensors
         return self._checksum.next_share()
 
-    def _watch_weights(self) -> None:
+    def _use_weights(self) -> None:
+        """Build the router, and notice from now on if the weights change."""
         verify = self.engine.verify
         self._snapshot = WeightSnapshot(self._detector)
         self._checksum = WeightChecksum(self._detector, 1 if verify == "always" else verify)
+        self.router = self.build_router(LinearizedDetector(self._detector, self._parameters))
 
     def _empty(self, point: LinearizationPoint) -> Detections:
         D = point.boxes.shape[1]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from boxcov._torch.process_state import matrix_precision
 from boxcov.detections import Detections
-from boxcov.detector import SIGNAL_INPUTS, Detector, FusedNetwork, Selection
+from boxcov.detector import SIGNAL_INPUTS, Detector, Selection
 from boxcov.errors import BoxcovError, join_names
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.cuda.static_graph import SideStream
@@ -26,7 +26,7 @@ from boxcov.predict.instances import InstanceEngine, InstanceRun, with_leaves
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
 from boxcov.predict.predictor import add_signals, detector_signals
 from boxcov.predict.route.instances import check_items
-from boxcov.static_selection import StaticLimits, StaticSelection
+from boxcov.static_selection import FusedNetwork, StaticLimits, StaticSelection
 
 OUTPUTS = ("boxes", "scores", "labels", "covariance", "count", "left_off")
 ERROR_OUTPUTS = (

@@ -72,7 +72,8 @@ class InstancesCheck(Verification):
         with torch.enable_grad():
             theta = {name: w.requires_grad_() for name, w in linearized.theta().items()}
             on_call = linearized.substitute(theta)
-            raw, decoded = point.raw_and_z_by(on_call)
+            with linearized.rerun(point.inputs, on_call) as raw:
+                decoded = point.z_of(raw)
             behind = [_weights_behind(tensor, theta) for tensor in float_leaves(raw)]
             self._upstream[point.logits is not None] = behind
             own = with_leaves(replace(point, raw=raw))
