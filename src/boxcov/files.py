@@ -36,23 +36,29 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     check_replaceable(path)
-    temporary = None
-    try:
+    with _writing(path):
         with tempfile.NamedTemporaryFile(
             dir=path.parent, prefix=f".{path.name}.", delete=False
         ) as handle:
             temporary = Path(handle.name)
-        yield temporary
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        temporary.chmod(0o644)
-        os.replace(temporary, path)
-        _sync_folder(path.parent)
+        try:
+            yield temporary
+            with temporary.open("rb") as written:
+                os.fsync(written.fileno())
+            temporary.chmod(0o644)
+            os.replace(temporary, path)
+            _sync_folder(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turn an error of the system into one that names the file."""
+    try:
+        yield
     except OSError as error:
         raise BoxcovError(f"{path}: cannot be written ({error.strerror or error})") from error
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -182,22 +188,16 @@ def _sync_folder(folder: Path) -> None:
 def check_writable(path: Path) -> None:
     """Raise if no file can be created at ``path``: before the work, not after it."""
     check_replaceable(path)
-    try:
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise BoxcovError(f"{path}: cannot be written ({error.strerror or error})") from None
+    with _writing(path), tempfile.TemporaryFile(dir=path.parent):
+        pass
 
 
 def make_folder(path: Path) -> Path:
     """Create a folder if needed and return it; raise if no file can be created in it."""
-    try:
+    with _writing(path):
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
-            pass
-    except OSError as error:
-        raise BoxcovError(f"{path}: cannot be written ({error.strerror or error})") from None
-    return path
+            return path
 
 
 def remove_leftovers(path: Path) -> None:

@@ -19,7 +19,7 @@ UNWRITABLE = "cli/test_unwritable.py::"
 FITS = [
     Mutant("written beside", FILES, "temporary = Path(handle.name)", "temporary = path", FULL),
     Mutant("flushed to the disk", FILES, "os.fsync(written.fileno())", "pass", FULL),
-    Mutant("the folder flushed", FILES, "        _sync_folder(path.parent)", "        pass", FULL),
+    Mutant("the folder flushed", FILES, "   _sync_folder(path.parent)", "   pass", FULL),
     Mutant(
         "kept at an interval",
         PASSES,
@@ -121,8 +121,8 @@ FITS = [
     Mutant(
         "a full disk is a clear error",
         FILES,
-        "_sync_folder(path.parent)\n    except OSError as error:",
-        "_sync_folder(path.parent)\n    except ZeroDivisionError as error:",
+        "yield\n    except OSError as error:",
+        "yield\n    except ZeroDivisionError as error:",
         FULL,
     ),
     Mutant(

@@ -13,15 +13,15 @@ OUTPUTS = [
     Mutant(
         "only regular files are replaced",
         "files.py",
-        "    check_replaceable(path)\n    temporary = None",
-        "    temporary = None",
+        "    check_replaceable(path)\n    with _writing(path):",
+        "    with _writing(path):",
         f"{UNWRITABLE}test_special_files_of_the_library_stay",
     ),
     Mutant(
         "special outputs are refused before the work",
         "files.py",
-        "    check_replaceable(path)\n    try:\n        with tempfile.TemporaryFile",
-        "    try:\n        with tempfile.TemporaryFile",
+        "    check_replaceable(path)\n    with _writing(path), tempfile",
+        "    with _writing(path), tempfile",
         f"{UNWRITABLE}test_special_outputs_are_refused",
     ),
     Mutant(

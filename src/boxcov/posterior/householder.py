@@ -46,7 +46,7 @@ class PackedFactor:
         G, dtype = len(self.values), self.values.dtype
         v = torch.zeros(G, n, n, dtype=torch.float64, device=self.values.device)
         if r:
-            counts = _counts(n, r, v.device)[r - self.scale.shape[1] :]
+            counts = torch.tensor(_counts(n, r)[r - self.scale.shape[1] :], device=v.device).long()
             rounded = self.rounded * self.scale.double().repeat_interleave(counts, 1)
             numbers = torch.cat([self.exact.double(), rounded], 1)
             v[:, :r][:, _stored_mask(n, r, v.device)] = numbers
@@ -68,11 +68,12 @@ def pack(vectors: Tensor, values: Tensor, rest: Tensor, exact: int) -> PackedFac
     if r:
         reflections = torch.geqrf(vectors.double())[0].transpose(1, 2)
         numbers = reflections[:, _stored_mask(n, r, vectors.device)]
-    counts = _counts(n, r, vectors.device)
-    first = int(counts[:exact].sum())
+    counts = _counts(n, r)
+    first = sum(counts[:exact])
     numbers, kept = numbers[:, first:], numbers[:, :first]
     # the reflection that each number belongs to
-    own = torch.arange(r - exact, device=vectors.device).repeat_interleave(counts[exact:])
+    each = torch.tensor(counts[exact:], dtype=torch.long, device=vectors.device)
+    own = torch.arange(r - exact, device=vectors.device).repeat_interleave(each)
     most = numbers.new_zeros(len(numbers), r - exact).scatter_reduce(
         1, own.expand(len(numbers), -1), numbers.abs(), "amax"
     )
@@ -82,16 +83,11 @@ def pack(vectors: Tensor, values: Tensor, rest: Tensor, exact: int) -> PackedFac
     return PackedFactor(n, kept.to(dtype), rounded.to(torch.int16), scale, values, rest)
 
 
-def count_numbers(size: int, start: int, stop: int) -> int:
-    """Return how many numbers the reflections from ``start`` to ``stop`` have."""
-    return (stop - start) * (2 * size - start - stop - 1) // 2
-
-
 def check_packed(packed: PackedFactor, groups: int, what: str) -> None:
     """Raise ValueError if the tensors of a file do not fit together, before any allocation."""
     n, r = packed.size, packed.values.shape[-1]
     c = r - packed.scale.shape[-1]
-    exact, rounded = count_numbers(n, 0, c), count_numbers(n, c, r)
+    exact, rounded = sum(_counts(n, r)[:c]), sum(_counts(n, r)[c:])
     shapes: list[tuple[int, ...]] = [(groups, m) for m in (exact, rounded, r - c, r)] + [(groups,)]
     for (name, tensor), shape in zip(packed.tensors().items(), shapes):
         dtype = torch.int16 if name == "rounded" else packed.values.dtype
@@ -105,9 +101,9 @@ def check_packed(packed: PackedFactor, groups: int, what: str) -> None:
         raise ValueError(f"{what} has numbers out of the range of reflections")
 
 
-def _counts(n: int, r: int, device: torch.device) -> Tensor:
-    """Return how many numbers each of r reflections has (r,)."""
-    return n - 1 - torch.arange(r, device=device)
+def _counts(n: int, r: int) -> range:
+    """Return how many numbers each of r reflections has."""
+    return range(n - 1, n - 1 - r, -1)
 
 
 def _stored_mask(n: int, r: int, device: torch.device) -> Tensor:
