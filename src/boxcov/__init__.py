@@ -36,36 +36,29 @@ if TYPE_CHECKING:
     from boxcov.wrapper import wrap as wrap
 
 # names are imported on first access, so that ``boxcov --help`` does not import torch
-_HOMES = {
-    "data": "",
-    "detectors": "",
-    "error_model": "",
-    "evaluate": "",
-    "ErrorModel": "error_model.model",
-    "calibrate": "error_model.calibrate",
-    "check": "checks",
-    "Checkpoint": "kfac.checkpoint",
-    "FitOptions": "kfac.fit",
-    "fit": "kfac.fit",
-    "Monitor": "monitor",
-    "Posterior": "posterior.posterior",
-    "join_frames": "concatenation",
-    "Detections": "detections",
-    "Candidates": "detector",
-    "Detector": "detector",
-    "Selection": "detector",
-    "BoxcovError": "errors",
-    "BoxcovWarning": "errors",
-    "CompiledModel": "predict.deployment",
-    "compile": "predict.deployment",
-    "ExactGLM": "predict.exact",
-    "GLM": "predict.glm",
-    "MCGLM": "predict.mcglm",
-    "MCI": "predict.mci",
-    "NMSSpread": "predict.nms_spread",
-    "EngineOptions": "predict.engine_options",
-    "wrap": "wrapper",
+_MODULES = {
+    "": "data detectors error_model evaluate",
+    "checks": "check",
+    "concatenation": "join_frames",
+    "detections": "Detections",
+    "detector": "Candidates Detector Selection",
+    "error_model.calibrate": "calibrate",
+    "error_model.model": "ErrorModel",
+    "errors": "BoxcovError BoxcovWarning",
+    "kfac.checkpoint": "Checkpoint",
+    "kfac.fit": "FitOptions fit",
+    "monitor": "Monitor",
+    "posterior.posterior": "Posterior",
+    "predict.deployment": "CompiledModel compile",
+    "predict.engine_options": "EngineOptions",
+    "predict.exact": "ExactGLM",
+    "predict.glm": "GLM",
+    "predict.mcglm": "MCGLM",
+    "predict.mci": "MCI",
+    "predict.nms_spread": "NMSSpread",
+    "wrapper": "wrap",
 }
+_HOMES = {name: home for home, names in _MODULES.items() for name in names.split()}
 
 __all__ = sorted([*_HOMES, "__version__"])
 

@@ -255,20 +255,20 @@ class Interrupted(dict):
 
 def test_a_half_counted_item_is_not_saved(tmp_path, twice) -> None:
     """An interrupt may come at any moment; a half counted item must not be in the file."""
-    add, add_frame, calls = Accumulator.add, GradientMoments._add_frame, []
+    add, add_moments, calls = Accumulator.add, GradientMoments.add, []
 
     def half_counted(self, terms) -> None:
         calls.append(1)
         self.sums = Interrupted(self.sums) if len(calls) == 4 else self.sums
         add(self, terms)
 
-    def half_added(self, gradients) -> None:
+    def half_added(self, terms) -> None:
         calls.append(1)
-        add_frame(self, Interrupted(gradients) if len(calls) == 4 else gradients)
+        add_moments(self, [Interrupted(each) for each in terms] if len(calls) == 4 else terms)
 
     for patched in (
         mock.patch.object(Accumulator, "add", half_counted),
-        mock.patch.object(GradientMoments, "_add_frame", half_added),
+        mock.patch.object(GradientMoments, "add", half_added),
     ):
         calls.clear()
         with patched, pytest.raises(KeyboardInterrupt):

@@ -65,7 +65,7 @@ FITS = [
     Mutant(
         "drawn targets have a seed of each item",
         "kfac/losses.py",
-        "item_seed(self.sample_seed, number)",
+        "1_000_003 * self.sample_seed + number",
         "torch.seed()",
         f"{CHECKPOINT}test_an_interrupted_fit_resumes_to_the_same_bytes[mc]",
     ),

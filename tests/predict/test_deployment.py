@@ -113,6 +113,8 @@ def test_what_cannot_be_compiled_is_refused(lidar: tuple[Any, Any]) -> None:
     example = [cloud(detector.config, 0)]
     with pytest.raises(BoxcovError, match="does not support with_logit=True"):
         boxcov.compile(boxcov.MCGLM(detector, posterior, with_logit=True), example)
+    with pytest.raises(BoxcovError, match="takes ExactGLM or MCGLM, not Conv2d, or a boxcov"):
+        boxcov.compile(torch.nn.Conv2d(1, 1, 1), example)  # type: ignore[arg-type]
     with pytest.raises(BoxcovError, match="takes ExactGLM or MCGLM, not MCI"):
         boxcov.compile(boxcov.MCI(detector, dropout=0.1, samples=3), example)
     with pytest.raises(BoxcovError, match="is beyond StaticLimits"):

@@ -70,17 +70,14 @@ class GradientMoments:
         _check_finite(gradients, number)
         return gradients
 
+    @full_precision()
     def add(self, terms: list[dict[str, Tensor]]) -> None:
         """Add the terms of one item to the sums."""
         for gradients in terms:
-            self._add_frame(gradients)
+            for name, block in self.kfac_posterior.blocks.items():
+                gradient = block.layer.matrix(gradients).to(block.Q.vectors)
+                self.squares[name] += block.rotate(gradient).double().square()
         self.frames += len(terms)
-
-    @full_precision()
-    def _add_frame(self, gradients: dict[str, Tensor]) -> None:
-        for name, block in self.kfac_posterior.blocks.items():
-            gradient = block.layer.matrix(gradients).to(block.Q.vectors)
-            self.squares[name] += block.rotate(gradient).double().square()
 
     def posterior(self) -> Posterior:
         """Return the posterior with the corrected eigenvalues."""

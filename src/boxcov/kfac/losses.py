@@ -56,10 +56,9 @@ class FrameLosses:
         """
         most = most_frames(inputs, targets)
         if self.sample_seed is not None:
-            generator = torch.Generator(self.device)
-            targets = _sample_targets(
-                self.detector, raw, generator.manual_seed(item_seed(self.sample_seed, number))
-            )
+            seed = 1_000_003 * self.sample_seed + number  # does not depend on the items before
+            generator = torch.Generator(self.device).manual_seed(seed)
+            targets = _sample_targets(self.detector, raw, generator)
         losses = _frame_losses(self.detector, raw, fresh(targets), number)
         if most is not None and len(losses) > most:
             raise BoxcovError(
@@ -67,11 +66,6 @@ class FrameLosses:
                 "return the sum over each frame's locations or boxes, shape (B,)"
             )
         return losses
-
-
-def item_seed(seed: int, number: int) -> int:
-    """Return the seed of one item's sampled targets; it does not depend on the items before."""
-    return 1_000_003 * seed + number
 
 
 def _frame_losses(detector: Detector, raw: Any, targets: Any, number: int) -> Tensor:

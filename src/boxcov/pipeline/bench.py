@@ -190,7 +190,7 @@ def paper_glm(model: GLM) -> Callable[[Any], float]:
         start = seconds(model.device)
         with torch.enable_grad():
             point = linearized.at(inputs)
-            weights = {name: w.requires_grad_() for name, w in linearized.theta().items()}
+            weights = linearized.variables()
             z = point.z_at(weights).flatten()
             before = seconds(model.device)
             for number in z[:GLM_OUTPUTS]:

@@ -78,6 +78,8 @@ class CompiledModel:
         *,
         fused: bool = False,
     ) -> None:
+        if not isinstance(model, Detector):
+            _check_method(model)  # before the work
         self.model, self.limits = model, limits or StaticLimits(boxes=256)
         self.fallbacks = 0  # frames that the model itself had to compute
         self._detector = model if isinstance(model, Detector) else model._detector
@@ -161,7 +163,6 @@ class CompiledModel:
         inputs = given[0] if len(given) == 1 else WithSignals(*given)
         if isinstance(model, Detector):
             return FrameFunction(part, None, inputs, self.limits)
-        _check_method(model)
         posterior = model.posterior.with_error_model(model.error_model)
         etas = model.etas if isinstance(model, MCGLM) else None
         return FrameFunction(part, posterior, inputs, self.limits, etas, model.engine)
@@ -306,7 +307,10 @@ def _share_alike(found: Detections, expected: Detections) -> float:
 
 def _check_method(model: ExactGLM | MCGLM) -> None:
     if not isinstance(model, ExactGLM | MCGLM):
-        raise BoxcovError(f"boxcov.compile takes ExactGLM or MCGLM, not {type(model).__name__}")
+        raise BoxcovError(
+            f"boxcov.compile takes ExactGLM or MCGLM, not {type(model).__name__}, or a "
+            "boxcov.Detector without covariances"
+        )
     options = {
         "with_logit=True": model.with_logit,
         "derivative='fd'": isinstance(model, MCGLM) and model.derivative == "fd",

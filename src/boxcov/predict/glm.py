@@ -54,7 +54,7 @@ class GLM(Predictor):
 
     def predict(self, point: LinearizationPoint) -> Detections:
         with torch.enable_grad():
-            weights = {name: w.requires_grad_() for name, w in point.linearized.theta().items()}
+            weights = point.linearized.variables()
             z = point.z_at(weights)
             parts = [
                 self._of_box(_gradients(box, weights), point.boxes.shape[1])
@@ -65,7 +65,7 @@ class GLM(Predictor):
         return replace(point.detections()[: self.max_boxes], covariance=covariance, **fields)
 
     def _of_box(self, gradients: dict[str, Tensor], D: int) -> tuple[Tensor, Tensor]:
-        """The covariance of the box (D, D), and the last row of that of z."""
+        """The covariance of the box (D, D), and the logit's row of the joint one (D + 1,)."""
         covariance = self.posterior.quadratic({name: g[:D] for name, g in gradients.items()})
         joint = self.posterior.quadratic(gradients) if self.with_logit else covariance
         return covariance, joint[-1]

@@ -51,7 +51,7 @@ class InstanceEngine:
     def run(self, index: Tensor, run: Callable[[], Tensor]) -> InstanceRun:
         """Run one group, recording every use of a weight of the posterior."""
         uses: LayerUses = {}
-        theta = {name: w.requires_grad_() for name, w in self.linearized.theta().items()}
+        theta = self.linearized.variables()
         substitute = self.linearized.substitute(theta)
 
         def on_call(name: str, call: LayerCall) -> Tensor:
@@ -126,7 +126,7 @@ class InstanceEngine:
 
 def instance_groups(point: LinearizationPoint) -> list[InstanceGroup] | None:
     """The instances of a frame, group by group, each once; None if the detector cannot do that."""
-    detector = point.linearized.shadow
+    detector = point.shadow
     options = {} if point.logits is None else {"with_logit": True}
     given = detector.instances(point.raw, point.selection, **options)
     if given is None:
@@ -168,7 +168,7 @@ def leaves_read(z: Tensor) -> set[int]:
 def method_name(point: LinearizationPoint) -> str:
     """The method of the detector that gives the instances, for messages."""
     with_logit = "" if point.logits is None else "with_logit=True"
-    kind = type(point.linearized.shadow)
+    kind = type(point.shadow)
     if kind.instances is Detector.instances:  # derived from the stages, so these are wrong
         return f"{kind.__name__}.stages()"
     return f"{kind.__name__}.instances({with_logit})"

@@ -113,6 +113,10 @@ class LinearizedDetector:
         """The trained weights, detached."""
         return {name: p.detach() for name, p in self.weights.items()}
 
+    def variables(self) -> dict[str, Tensor]:
+        """The trained weights as leaves of a new autograd graph."""
+        return {name: p.detach().requires_grad_() for name, p in self.weights.items()}
+
     def moved(self, etas: Weights, number: int, step: float = 1.0) -> dict[str, Tensor]:
         """The trained weights plus ``step`` times one of the directions (k, *shape)."""
         theta = self.theta()
@@ -164,14 +168,18 @@ class LinearizationPoint:
     logits: Tensor | None = None  # (m,) if z includes the score logit, as number D + 1
     tangents: Tangents | None = None  # propagated through the pass
 
+    @property
+    def shadow(self) -> Detector:
+        """The detector to run: a shadow of the user's."""
+        return self.linearized.shadow
+
     def with_logits(self) -> LinearizationPoint:
         """The same point with the score logits as part of z."""
-        shadow = self.linearized.shadow
-        logits = shadow.logits(self.raw, self.selection)
+        logits = self.shadow.logits(self.raw, self.selection)
         if logits is None or logits.shape != self.selection.scores.shape:
             found = "None" if logits is None else f"shape {tuple(logits.shape)}"
             raise BoxcovError(
-                f"{type(shadow).__name__}.logits() must give one logit for each of "
+                f"{type(self.shadow).__name__}.logits() must give one logit for each of "
                 f"{len(self.selection)} scores, it gave {found}"
             )
         return replace(self, logits=logits)
@@ -184,7 +192,7 @@ class LinearizationPoint:
         own = {name: getattr(chosen, name)[rows] for name in ("frame", "scores", "labels")}
         selection = replace(chosen, **own, where=_index(chosen.where, rows, m))
         try:
-            boxes = self.linearized.shadow.decode(self.raw, selection)
+            boxes = self.shadow.decode(self.raw, selection)
         except (LookupError, RuntimeError, TypeError, ValueError):
             return None
         if boxes.shape[0] != len(rows) or not torch.allclose(boxes, self.boxes[rows]):
@@ -199,10 +207,10 @@ class LinearizationPoint:
 
     def z_of(self, raw: Any) -> Tensor:
         """z from other raw outputs, differentiable in them."""
-        boxes = self.linearized.shadow.decode(raw, self.selection)
+        boxes = self.shadow.decode(raw, self.selection)
         if self.logits is None:
             return boxes
-        logits = self.linearized.shadow.logits(raw, self.selection)
+        logits = self.shadow.logits(raw, self.selection)
         assert logits is not None
         return _append(boxes, logits)
 
@@ -217,14 +225,14 @@ class LinearizationPoint:
 
     def difference(self, z: Tensor) -> Tensor:
         """``z`` minus the plain z, the short way in fields that wrap."""
-        return short_way(z - self.z, self.linearized.shadow)
+        return short_way(z - self.z, self.shadow)
 
     def detections(self, logit_row: Tensor | None = None, **extra: Any) -> Detections:
         """The plain boxes with further fields.
 
         logit_row: (m, D + 1) the score logit's row of the joint covariance of box and logit.
         """
-        found = self.linearized.shadow.detections(self.selection, self.boxes)
+        found = self.shadow.detections(self.selection, self.boxes)
         return replace(found, **extra, **logit_fields(logit_row))
 
 

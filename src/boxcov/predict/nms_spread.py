@@ -36,7 +36,7 @@ class NMSSpread(Predictor):
         super().__init__(detector, None)
 
     def predict(self, point: LinearizationPoint) -> Detections:
-        detector = self.linearized.shadow
+        detector = point.shadow
         found = detector.candidates(point.raw)
         if found is None:
             raise BoxcovError(

@@ -244,7 +244,7 @@ class Predictor(ABC):
 
 def detector_signals(point: LinearizationPoint) -> dict[str, Tensor]:
     """The detector's signals of the selected boxes, by name."""
-    detector, raw = point.linearized.shadow, point.raw
+    detector, raw = point.shadow, point.raw
     if not (isinstance(raw, dict) and SIGNAL_INPUTS in raw):
         extra = detector.signal_inputs(point.inputs)
         raw = raw if extra is None else {**raw, SIGNAL_INPUTS: extra}

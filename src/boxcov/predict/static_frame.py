@@ -189,7 +189,7 @@ def _moving_parameters(point: LinearizationPoint, static: StaticSelection) -> se
     """Return the posterior's parameters that boxes depend on, unlike those of a score branch."""
     moving: set[str] = set()
     with torch.enable_grad():
-        theta = {name: w.requires_grad_() for name, w in point.linearized.theta().items()}
+        theta = point.linearized.variables()
         for selection in static.of_kind or (static.selection,):
             z = replace(point, selection=selection).z_at(theta)
             probe = torch.linspace(1, 2, z.numel(), dtype=z.dtype, device=z.device).view(z.shape)
@@ -204,7 +204,7 @@ def _staged_covariance(
     head: HeadWeights, point: LinearizationPoint, static: StaticSelection
 ) -> Tensor:
     """Return the covariance by the head's stages: exact, or along their directions."""
-    staged = point.linearized.shadow.stages(point.raw, point.selection)
+    staged = point.shadow.stages(point.raw, point.selection)
     assert staged is not None
     pixels, plan = plan_own_cells(staged, head, group_in_blocks(staged.kind, head.n_kinds))
     found = decode_result(head, head_covariance(head, plan, pixels), staged)[0]
@@ -230,7 +230,7 @@ def _instance_parameters(
     used: set[str] = set()
     for run in _runs(engine, point, static):
         if len(point.boxes) > 1 and run.uses:
-            check_items(run, type(point.linearized.shadow).__name__)
+            check_items(run, type(point.shadow).__name__)
         used |= set(engine.posterior.restricted(engine.block_of[w] for w in run.uses).parameters)
     return used
 
@@ -246,7 +246,7 @@ def _runs(
 
 def _single_group(point: LinearizationPoint, selection: Selection) -> Any:
     """Return the one group of instances of a selection of one kind."""
-    shadow, n = point.linearized.shadow, len(point.boxes)
+    shadow, n = point.shadow, len(point.boxes)
     found = shadow.instances(point.raw, selection)
     if found is None:
         raise BoxcovError(

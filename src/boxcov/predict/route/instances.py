@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import torch
@@ -17,7 +18,7 @@ from boxcov.predict.instances import (
     method_name,
     with_leaves,
 )
-from boxcov.predict.linearize import LinearizationPoint, short_way
+from boxcov.predict.linearize import LinearizationPoint, OnCall, short_way
 from boxcov.predict.route.verification import (
     Verdict,
     Verification,
@@ -59,7 +60,7 @@ class InstancesCheck(Verification):
         """Raise unless box i depends on item i of every layer alone."""
         subjects = {(point.logits is not None, name) for name in run.uses}
         if run.uses and len(run.index) > 1 and not self._items.covers(subjects):
-            check_items(run, type(point.linearized.shadow).__name__)
+            check_items(run, type(point.shadow).__name__)
             self._items.accept(subjects)
 
     def _compare(self, point: LinearizationPoint) -> Verdict:
@@ -70,23 +71,14 @@ class InstancesCheck(Verification):
         """
         linearized = point.linearized
         with torch.enable_grad():
-            theta = {name: w.requires_grad_() for name, w in linearized.theta().items()}
+            theta = linearized.variables()
             on_call = linearized.substitute(theta)
             with linearized.rerun(point.inputs, on_call) as raw:
                 decoded = point.z_of(raw)
             behind = [_weights_behind(tensor, theta) for tensor in float_leaves(raw)]
             self._upstream[point.logits is not None] = behind
             own = with_leaves(replace(point, raw=raw))
-            z = torch.zeros_like(decoded)
-            boxes: dict[str, int] = {}
-
-            def count_boxes(name: str, call: LayerCall) -> Tensor:
-                boxes[name] = boxes.get(name, 0) + call.batched_x.shape[0]
-                return on_call(name, call)
-
-            with LayerCallMode(linearized.names, count_boxes):
-                for index, run in instance_groups(own) or []:
-                    z = z.index_copy(0, index, run())
+            z, boxes = _by_instance(own, on_call, torch.zeros_like(decoded))
             probe = torch.linspace(-1, 1, z.numel(), device=z.device).cos().reshape(z.shape)
             gradients = [
                 _gradients((numbers * probe.to(numbers.dtype)).sum(), list(theta.values()))
@@ -104,10 +96,29 @@ class InstancesCheck(Verification):
         return _judge_gradients(point, errors, {n: boxes.get(n, len(z)) for n in errors})
 
 
+def _by_instance(
+    point: LinearizationPoint, on_call: OnCall, z: Tensor
+) -> tuple[Tensor, Counter[str]]:
+    """z by instance (m, D), and the number of boxes that each weight was used for.
+
+    z: zeros of the same shape.
+    """
+    boxes = Counter[str]()
+
+    def count_boxes(name: str, call: LayerCall) -> Tensor:
+        boxes[name] += call.batched_x.shape[0]
+        return on_call(name, call)
+
+    with LayerCallMode(point.linearized.names, count_boxes):
+        for index, run in instance_groups(point) or []:
+            z = z.index_copy(0, index, run())
+    return z, boxes
+
+
 def _check_numbers(point: LinearizationPoint, z: Tensor, decoded: Tensor) -> None:
     """Raise unless the numbers (m, D) by instance are those by ``decode()``."""
     tolerance = rounding_tolerance(point.linearized.weights.values())
-    delta = short_way(z - decoded, point.linearized.shadow).abs()
+    delta = short_way(z - decoded, point.shadow).abs()
     errors = (delta / (1 + decoded.abs())).amax(1)
     if not bool((errors <= tolerance).all()):  # values have no kinks: every box must agree
         row = int(errors.argmax())

@@ -39,7 +39,7 @@ class FiniteDifferenceRouter(Router):
         if self.route is None:
             self.settle("finite differences", "finite differences")
             check_step(point, self.etas, self.epsilon, A)
-        return A[:, : point.boxes.shape[1]].contiguous(), A
+        return A[:, : point.boxes.shape[1]], A
 
 
 class MCGLMRouter(TangentRouter):
@@ -98,8 +98,7 @@ class MCGLMRouter(TangentRouter):
             except NoRule:
                 self.tangents_check.refuse()
         if staged is None:
-            D = point.boxes.shape[1]
-            return None if every is None else (every[:, :D].contiguous(), every)
+            return None if every is None else (every[:, : point.boxes.shape[1]], every)
         boxes = staged.head
         if self._etas_below:
             if staged.derivatives_below is None:
@@ -115,7 +114,7 @@ class MCGLMRouter(TangentRouter):
         """As ``derivatives``: by the oracle, or by the fast route where it agrees with it."""
         point = self.with_trunk(point)
         A = directional_derivatives(point, self.etas)
-        boxes = A[:, : point.boxes.shape[1]].contiguous()
+        boxes = A[:, : point.boxes.shape[1]]
         agrees = True
         if staged is not None and self.stages_check.new_kinds(staged):
             agrees = self._verify_stages(point, staged, boxes)
