@@ -21,7 +21,8 @@ from boxcov import Selection
 from boxcov.data import batched, shapes
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.kfac.accumulate import Accumulator
-from boxcov.kfac.losses import FrameLosses, select_parameters
+from boxcov.kfac.fit import select_parameters
+from boxcov.kfac.losses import FrameLosses
 
 
 class Boxes(TinyCenter):
