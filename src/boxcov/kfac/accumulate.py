@@ -43,11 +43,14 @@ _NamedTerm = tuple[str, Term]
 
 @dataclass(frozen=True)
 class _Call:
-    """One call of a layer through which a gradient will flow."""
+    """One call of a layer."""
 
     name: str
+    term: int  # number of the input's term
+    locations: int
     call: LayerCall  # without its input if that is no longer needed
-    edge: GradientEdge  # of the output, before anything changes it in place
+    # of the output, before anything changes it in place; None inside the detector's own no_grad
+    edge: GradientEdge | None
 
 
 @dataclass
@@ -56,9 +59,12 @@ class _ForwardPass:
 
     inputs: InputFactors
     keep_inputs: bool
-    # per call: name, number of the input's factor, locations
-    calls: list[tuple[str, int, int]] = field(default_factory=list)
-    differentiable: list[_Call] = field(default_factory=list)
+    calls: list[_Call] = field(default_factory=list)
+
+    @property
+    def differentiable(self) -> list[_Call]:
+        """The calls through which a gradient will flow."""
+        return [call for call in self.calls if call.edge is not None]
 
 
 @dataclass(frozen=True)
@@ -110,19 +116,21 @@ class Accumulator:
             with self._record(forward):  # loss() may call layers, too
                 losses = self.losses.compute(raw, inputs, targets, number)
         check_buffers(buffers)
-        wanted: list[Any] = [call.edge for call in forward.differentiable]
+        calls = forward.differentiable
+        wanted: list[Any] = [call.edge for call in calls]
         aliases = self.losses.aliases if is_first else {}
         grads = torch.autograd.grad(losses.sum(), [*wanted, *aliases.values()], allow_unused=True)
         output_grads = grads[: len(wanted)]
-        Q, H = self._factor_terms(forward, output_grads)
+        Q = [(call.name, forward.inputs.terms[call.term]) for call in forward.calls]
+        H = self._output_terms(calls, output_grads)
         loss = _finite_loss(Q + H, losses, number)
         if is_first:
             weight_grads = {
                 name: torch.zeros_like(alias) if d is None else d
                 for (name, alias), d in zip(aliases.items(), grads[len(wanted) :])
             }
-            self._check_gradients(forward.differentiable, output_grads, weight_grads)
-        locations = [(name, count) for name, _, count in forward.calls]
+            self._check_gradients(calls, output_grads, weight_grads)
+        locations = [(call.name, call.locations) for call in forward.calls]
         return ItemTerms(len(losses), loss, locations, Q, H)
 
     def add(self, terms: ItemTerms) -> None:
@@ -155,13 +163,12 @@ class Accumulator:
         def run(name: str, call: LayerCall) -> Tensor:
             out = call()
             layer = self._layer_sums(name, call).layer
-            has_gradient = out.requires_grad  # False inside the detector's own no_grad
-            number = forward.inputs.add(call, layer.bias is not None, may_wait=has_gradient)
+            edge = get_gradient_edge(out) if out.requires_grad else None
+            term = forward.inputs.add(call, layer.bias is not None, may_wait=edge is not None)
             locations = out.numel() // (layer.geometry.groups * layer.n_out)
-            forward.calls.append((name, number, locations))
-            if has_gradient:
-                kept = call if forward.keep_inputs else replace(call, x=_NO_INPUT)
-                forward.differentiable.append(_Call(name, kept, get_gradient_edge(out)))
+            if edge is None or not forward.keep_inputs:
+                call = replace(call, x=_NO_INPUT)
+            forward.calls.append(_Call(name, term, locations, call, edge))
             return out
 
         return LayerCallMode(self._names, run)
@@ -184,40 +191,33 @@ class Accumulator:
             )
         return self.sums[name]
 
-    def _factor_terms(
-        self, forward: _ForwardPass, grads: tuple[Tensor | None, ...]
-    ) -> tuple[list[_NamedTerm], list[_NamedTerm]]:
-        """Return the terms that the pass adds to the sums of Q and H, with their layers' names."""
-        reached = [
-            (call, rows(call.call.batched_out(d), call.call.geometry))
-            for call, d in zip(forward.differentiable, grads)
-            if d is not None
-        ]
-        names = (call.name for call, _ in reached)
-        H = list(zip(names, output_terms([D for _, D in reached], self.batch_layers)))
-        return [(name, forward.inputs.terms[n]) for name, n, _ in forward.calls], H
+    def _output_terms(
+        self, calls: list[_Call], grads: tuple[Tensor | None, ...]
+    ) -> list[_NamedTerm]:
+        """Return the terms of H of the calls that the loss depends on, with their layers' names."""
+        reached = [(each, d) for each, d in zip(calls, grads) if d is not None]
+        Ds = [rows(each.call.batched_out(d), each.call.geometry) for each, d in reached]
+        return list(zip((each.name for each, _ in reached), output_terms(Ds, self.batch_layers)))
 
     # several processes, and checkpoints
 
-    def reduce(self, world: World, items: int, skipped: int) -> tuple[int, int]:
-        """Sum over all ranks, in place; return the items added and skipped by all ranks."""
+    def reduce(self, world: World) -> None:
+        """Sum over all ranks, in place."""
         if world.is_single:
-            return items, skipped
+            return
         gathered = world.gather([sums.layer.to_json() for sums in self.sums.values()])
         layers: list[dict[str, Any]] = next(filter(None, gathered), [])  # a rank may have no item
         for layer in map(Layer.from_json, layers):
             self.sums.setdefault(layer.weight, FactorSums.zeros(layer, self.device))
         ordered = [self.sums[entry["weight"]] for entry in layers]  # the same order on every rank
-        counts = [self.frames, self.loss, items, skipped]
-        counts += [n for s in ordered for n in (s.locations, s.has_gradient)]
-        frames, self.loss, all_items, all_skipped, *rest = world.all_reduce(
-            [factor for s in ordered for factor in (s.Q, s.H)], counts
+        counts = [n for s in ordered for n in (s.locations, s.has_gradient)]
+        frames, self.loss, *rest = world.all_reduce(
+            [factor for s in ordered for factor in (s.Q, s.H)], [self.frames, self.loss, *counts]
         )
         self.frames = int(frames)
         for sums, locations, has_gradient in zip(ordered, rest[::2], rest[1::2]):
             sums.locations, sums.has_gradient = int(locations), has_gradient > 0
         self.sums = {sums.layer.weight: sums for sums in ordered}
-        return int(all_items), int(all_skipped)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the tensors of a checkpoint by name, and the rest of the state as JSON."""

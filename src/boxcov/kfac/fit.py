@@ -126,8 +126,8 @@ def fit(
         frames_read, items_read, skipped = _find_layers(accumulator, frames, options), 1, 0
         factors = [(sums.layer, *sums.identity()) for sums in accumulator.sums.values()]
     else:
-        own_items, own_skipped = passes.run(accumulator)
-        items_read, skipped = accumulator.reduce(world, own_items, own_skipped)
+        items_read, skipped = passes.run(accumulator)
+        accumulator.reduce(world)
         frames_read = accumulator.frames
         _check_factors(accumulator, skipped)
         factors = accumulator.factors()

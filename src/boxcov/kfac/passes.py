@@ -127,7 +127,7 @@ class Passes:
             each.check_path(settings)  # before any work is done
 
     def run(self, sums: PassSums, settings: Mapping[str, Any] | None = None) -> tuple[int, int]:
-        """Add the items of this rank to ``sums``; return how many were added, and left out.
+        """Add the items of this rank to ``sums``; return how many all ranks added, and left out.
 
         settings: what decides the sums, in addition to the settings of the fit.
         """
@@ -146,7 +146,8 @@ class Passes:
         self._done += current.next_item
         self.skipped += current.skipped
         n_own, n_skipped = world.count_items(current.next_item), len(self.skipped)
-        return n_own - n_skipped, n_skipped
+        added, skipped = world.all_reduce([], [n_own - n_skipped, n_skipped])
+        return int(added), int(skipped)
 
     def _terms(self, sums: PassSums, number: int, item: Any) -> Any:
         """What one item adds to the sums; None if it is not finite and left out."""
