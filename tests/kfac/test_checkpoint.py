@@ -352,14 +352,15 @@ def test_an_item_that_is_left_out_is_counted_once(tmp_path, monkeypatch) -> None
     """An interrupt before the item is counted must not leave it among the skipped ones."""
     bad = [*FRAMES]
     bad[1] = (bad[1][0] * float("nan"), bad[1][1])
-    options, count = FitOptions(nonfinite="skip"), passes.ResumablePass.count
+    options, terms = FitOptions(nonfinite="skip"), passes.Pass._terms
 
-    def interrupted(self, number, *args, **options) -> None:
+    def interrupted(self, number, item):
+        found = terms(self, number, item)
         if number == 1:
             raise KeyboardInterrupt
-        count(self, number, *args, **options)
+        return found
 
-    monkeypatch.setattr(passes.ResumablePass, "count", interrupted)
+    monkeypatch.setattr(passes.Pass, "_terms", interrupted)
     with pytest.warns(BoxcovWarning, match="left out"), pytest.raises(KeyboardInterrupt):
         fit(TinyCenter(), bad, options=options, checkpoint=Checkpoint(tmp_path / "c"))
     monkeypatch.undo()

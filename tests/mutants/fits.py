@@ -30,14 +30,14 @@ FITS = [
     Mutant(
         "an error leaves a checkpoint",
         PASSES,
-        "is more useful\n                self.save()",
-        "is more useful\n                pass",
+        "is more useful\n                        self.save()",
+        "is more useful\n                        pass",
         INTERVAL,
     ),
     Mutant(
         "no part of an item is kept",
         PASSES,
-        " and not self._is_partial",
+        " or self._is_partial",
         "",
         f"{CHECKPOINT}test_a_half_counted_item_is_not_saved",
     ),
@@ -59,7 +59,7 @@ FITS = [
         "each item once",
         PASSES,
         "self._last_item = item\n        return remaining",
-        "self._last_item = item\n        return items.starting_at(self.next_item - 1)",
+        "self._last_item = item\n        return self.items.starting_at(self.next_item - 1)",
         f"{CHECKPOINT}test_fit_resumes_after_an_interrupt_at_any_item[4]",
     ),
     Mutant(
@@ -128,7 +128,7 @@ FITS = [
     Mutant(
         "a full disk at the end of a fit loses nothing",
         PASSES,
-        "current.save()  # what follows",
+        "self.save()  # what follows",
         "pass  # what follows",
         f"{FULL_OUT}[fit]",
     ),

@@ -72,7 +72,18 @@ class Checkpoint:
                 f"every_seconds must be a number of at least 0, got {self.every_seconds}"
             )
 
-    def check_path(self, settings: Mapping[str, Any]) -> None:
+    def for_passes(self, count: int, world: World, settings: Mapping[str, Any]) -> list[Checkpoint]:
+        """Return the checkpoint of each pass of this rank, whose file was checked.
+
+        settings: what decides the sums of the first pass, and in part those of the second.
+        """
+        own = world.rank_path(self.path)
+        passes = [replace(self, path=path) for path in (own, second_pass_path(own))[:count]]
+        for each in passes:
+            each._check_path(settings)
+        return passes
+
+    def _check_path(self, settings: Mapping[str, Any]) -> None:
         """Raise if the file cannot be written, is another's, or exists and is not resumed from."""
         path = Path(self.path)
         if path.exists() and not self.resume:
@@ -84,11 +95,6 @@ class Checkpoint:
             )
         check_writable(path)
         remove_leftovers(path)
-
-    def for_passes(self, count: int, world: World) -> list[Checkpoint]:
-        """Return the checkpoint of each pass of this rank, with a file of its own."""
-        own = world.rank_path(self.path)
-        return [replace(self, path=path) for path in (own, second_pass_path(own))[:count]]
 
 
 def second_pass_path(path: str | Path) -> Path:

@@ -21,7 +21,7 @@ from boxcov.kfac.checkpoint import Checkpoint
 from boxcov.kfac.ekfac import GradientMoments
 from boxcov.kfac.factors import kronecker_blocks
 from boxcov.kfac.losses import FrameLosses
-from boxcov.kfac.passes import Items, NonFinite, Passes, Progress, load_item
+from boxcov.kfac.passes import Items, NonFinite, Pass, Progress, load_item
 from boxcov.posterior.kronecker_block import check_precisions
 from boxcov.posterior.posterior import FisherKind, Form, Posterior
 from boxcov.posterior.prior import auto_prior_precision
@@ -118,7 +118,11 @@ def fit(
     items = Items(frames, options.fraction, options.seed, world)
     settings = _checkpoint_settings(detector, depth, fisher, options)
     settings |= {"parameters": list(parameters), **items.settings()}
-    passes = Passes(items, 1 + options.ekfac, options.nonfinite, settings, checkpoint, progress)
+    n_passes = 1 + options.ekfac
+    checkpoints: Sequence[Checkpoint | None] = [None] * n_passes
+    if checkpoint is not None:  # checked before any work is done
+        checkpoints = checkpoint.for_passes(n_passes, world, settings)
+    total = None if items.expected is None else items.expected * n_passes
     sample_seed = options.seed if fisher == "mc" else None
     losses = FrameLosses(detector, parameters, sample_seed)
     accumulator = Accumulator(losses)
@@ -126,7 +130,9 @@ def fit(
         frames_read, items_read, skipped = _find_layers(accumulator, frames, options), 1, 0
         factors = [(sums.layer, *sums.identity()) for sums in accumulator.sums.values()]
     else:
-        items_read, skipped = passes.run(accumulator)
+        first = Pass(items, accumulator, settings, checkpoints[0], options.nonfinite)
+        first.run(progress, total)
+        items_read, skipped = first.count_items()
         accumulator.reduce(world)
         frames_read = accumulator.frames
         _check_factors(accumulator, skipped)
@@ -148,7 +154,9 @@ def fit(
     )
     if options.ekfac:
         moments = GradientMoments(posterior, losses)
-        passes.run(moments, moments.settings())
+        settings = {**settings, **moments.settings()}
+        second = Pass(items, moments, settings, checkpoints[1], options.nonfinite, first.skipped)
+        second.run(progress, total, first.next_item)
         moments.reduce(world)
         posterior = moments.posterior()
     if prior_precision == "auto" and options.form == "eigen":

@@ -5,7 +5,7 @@ An item is one batch of frames. A pass that is interrupted leaves a checkpoint o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from math import ceil
 from pathlib import Path
@@ -102,67 +102,6 @@ class Items:
         return round(frames * size / items)
 
 
-class Passes:
-    """One or two passes over the items, with one progress report for both.
-
-    settings: everything that decides the sums, by name; a checkpoint with others is refused.
-    """
-
-    def __init__(
-        self,
-        items: Items,
-        count: int,
-        nonfinite: NonFinite,
-        settings: Mapping[str, Any],
-        checkpoint: Checkpoint | None,
-        progress: Progress | None,
-    ) -> None:
-        self.items, self.nonfinite, self.settings = items, nonfinite, settings
-        self.progress = progress
-        self.skipped: list[int] = []  # numbers of the items left out
-        self._done = 0  # items of the passes before
-        self._total = None if items.expected is None else items.expected * count
-        self._checkpoints = [] if checkpoint is None else checkpoint.for_passes(count, items.world)
-        for each in self._checkpoints:
-            each.check_path(settings)  # before any work is done
-
-    def run(self, sums: PassSums, settings: Mapping[str, Any] | None = None) -> tuple[int, int]:
-        """Add the items of this rank to ``sums``; return how many all ranks added, and left out.
-
-        settings: what decides the sums, in addition to the settings of the fit.
-        """
-        settings = {**self.settings, **(settings or {})}
-        checkpoint = self._checkpoints.pop(0) if self._checkpoints else None
-        current = ResumablePass(checkpoint, settings, sums)
-        world = self.items.world
-        with world.label_errors(), current:
-            for number, item in current.remaining(self.items):
-                is_known = number in self.skipped
-                terms = None if is_known else self._terms(sums, number, item)
-                current.count(number, item, terms, is_left_out=terms is None and not is_known)
-                if self.progress is not None:
-                    self.progress(self._done + number + 1, self._total)
-            current.save()  # what follows may fail: other ranks, a full disk
-        self._done += current.next_item
-        self.skipped += current.skipped
-        n_own, n_skipped = world.count_items(current.next_item), len(self.skipped)
-        added, skipped = world.all_reduce([], [n_own - n_skipped, n_skipped])
-        return int(added), int(skipped)
-
-    def _terms(self, sums: PassSums, number: int, item: Any) -> Any:
-        """What one item adds to the sums; None if it is not finite and left out."""
-        try:
-            return sums.terms(*load_item(item, number, sums.device), number)
-        except NotFiniteFrameError as error:
-            message = f"{error}{_tokens(item[1])}"
-            if self.nonfinite == "error":
-                raise NotFiniteFrameError(
-                    f"{message}. Correct it, or leave such frames out with nonfinite='skip'"
-                ) from None
-            warn(f"{message}: left out", BoxcovWarning, stacklevel=5)
-            return None
-
-
 def load_item(item: Any, number: int, device: torch.device) -> tuple[Any, Any]:
     """Return the inputs, checked, and the targets of item ``number``, both on ``device``."""
     if not isinstance(item, (tuple, list)) or len(item) != 2:
@@ -180,16 +119,24 @@ def _tokens(targets: Any) -> str:
     return f" ({join_names(tokens)})" if tokens else ""
 
 
-class ResumablePass:
-    """One pass: saves its sums at an interval and on errors, and resumes from them.
+class Pass:
+    """One pass over the items of this rank, which can be interrupted and resumed.
 
-    Without a checkpoint it only counts.
+    settings: everything that decides the sums, by name; a checkpoint of others is refused.
+    left_out: numbers of the items that an earlier pass left out.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint | None, settings: Mapping[str, Any], sums: PassSums
+        self,
+        items: Items,
+        sums: PassSums,
+        settings: Mapping[str, Any],
+        checkpoint: Checkpoint | None,
+        nonfinite: NonFinite,
+        left_out: Sequence[int] = (),
     ) -> None:
-        self.checkpoint, self.settings, self.sums = checkpoint, dict(settings), sums
+        self.items, self.sums, self.settings = items, sums, settings
+        self.checkpoint, self.nonfinite, self.left_out = checkpoint, nonfinite, left_out
         self.next_item = 0
         self.skipped: list[int] = []  # numbers of the items left out
         self._item_hash = ""  # of the last item of the run that is resumed
@@ -197,26 +144,43 @@ class ResumablePass:
         self._is_partial = False  # an item is in the sums, or in part, and not counted
         self._saved_at = monotonic()
         if checkpoint is not None and checkpoint.resume and Path(checkpoint.path).exists():
-            with read_checkpoint(checkpoint.path, self.settings) as (header, file):
+            with read_checkpoint(checkpoint.path, settings) as (header, file):
                 self.skipped, self._item_hash = header["skipped"], header["item_sha256"]
                 sums.load_state(file, header)
                 self.next_item = header["next"]
         self._saved_items = self.next_item
 
-    def __enter__(self) -> ResumablePass:
-        return self
+    def run(self, progress: Progress | None, total: int | None, done: int = 0) -> None:
+        """Add all items; saves the sums at an interval, on an error and at the end.
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and not issubclass(kind, SaveError) and not self._is_partial:
-            with suppress(BoxcovError):  # the original error is more useful
-                self.save()
+        progress: called with the number of items done, ``done`` before this pass, and ``total``.
+        """
+        with self.items.world.label_errors():
+            try:
+                for number, item in self._remaining():
+                    self._add(number, item)
+                    if progress is not None:
+                        progress(done + number + 1, total)
+            except BaseException as error:
+                if not (isinstance(error, SaveError) or self._is_partial):
+                    with suppress(BoxcovError):  # the original error is more useful
+                        self.save()
+                raise
+            self.save()  # what follows may fail: other ranks, a full disk
 
-    def remaining(self, items: Items) -> Iterator[tuple[int, Any]]:
-        """Yield the items still to be processed.
+    def count_items(self) -> tuple[int, int]:
+        """Return how many items all ranks added, and left out."""
+        world, n_skipped = self.items.world, len(self.skipped)
+        n_added = world.count_items(self.next_item) - n_skipped
+        added, skipped = world.all_reduce([], [n_added, n_skipped])
+        return int(added), int(skipped)
+
+    def _remaining(self) -> Iterator[tuple[int, Any]]:
+        """Return the items still to be processed.
 
         The last item of a resumed run is read again, to check that the data are the same.
         """
-        remaining = items.starting_at(max(self.next_item - 1, 0))
+        remaining = self.items.starting_at(max(self.next_item - 1, 0))
         if self.checkpoint is not None and self.next_item:
             item = next(remaining, (None, None))[1]
             if hash_item(item) != self._item_hash:
@@ -228,25 +192,40 @@ class ResumablePass:
             self._last_item = item
         return remaining
 
-    def count(self, number: int, item: Any, terms: Any, is_left_out: bool) -> None:
-        """Add the terms of an item to the sums, if there are any; save if it is time."""
+    def _add(self, number: int, item: Any) -> None:
+        """Add an item to the sums and count it; save if it is time."""
+        terms = None if number in self.left_out else self._terms(number, item)
         self._is_partial = True  # until the item is counted: an interrupt may come at any moment
         if terms is not None:
             self.sums.add(terms)
-        self.skipped += [number] if is_left_out else []
+        elif number not in self.left_out:
+            self.skipped.append(number)
         self.next_item, self._last_item = number + 1, item
         self._is_partial = False
         every = None if self.checkpoint is None else self.checkpoint.every_seconds
         if every is not None and monotonic() - self._saved_at >= every:
             self.save()
 
+    def _terms(self, number: int, item: Any) -> Any:
+        """What one item adds to the sums; None if it is not finite and left out."""
+        try:
+            return self.sums.terms(*load_item(item, number, self.sums.device), number)
+        except NotFiniteFrameError as error:
+            message = f"{error}{_tokens(item[1])}"
+            if self.nonfinite == "error":
+                raise NotFiniteFrameError(
+                    f"{message}. Correct it, or leave such frames out with nonfinite='skip'"
+                ) from None
+            warn(f"{message}: left out", BoxcovWarning, stacklevel=6)
+            return None
+
     def save(self) -> None:
-        """Write the file, unless it is up to date."""
+        """Write the file, unless there is none or it is up to date."""
         if self.checkpoint is None or self.next_item == self._saved_items:
             return
         tensors, state = self.sums.state()
         header = {
-            "settings": self.settings,
+            "settings": dict(self.settings),
             "next": self.next_item,
             "skipped": self.skipped,
             "item_sha256": hash_item(self._last_item),
