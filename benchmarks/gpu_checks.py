@@ -30,7 +30,7 @@ from boxcov.detectors.tiny import TinyCenter
 from boxcov.static_selection import StaticLimits
 
 Check = tuple[str, Callable[[], str]]
-DEVICE = sys.argv[1] if len(sys.argv) > 1 else "cuda"  # "cpu" tries the script itself
+DEVICE = "cuda"  # "cpu" tries the script itself
 
 
 def relative(found: Tensor, expected: Tensor) -> float:
@@ -203,9 +203,9 @@ def lidar(detector: CenterPoint) -> str:
     return f"{len(plain)} boxes, median ratio of sampled (200) to exact uncertainty {ratio:.2f}"
 
 
-def graphs() -> str:
+def graphs(detector: CenterPoint) -> str:
     """Compare with and without CUDA graphs, at borders and for few and many boxes."""
-    detector = centerpoint.load("small").to(DEVICE)
+    detector = detector.to(DEVICE).eval()
     frames = simulated.frames(count=3, sweeps=2, device=DEVICE)
     posterior = boxcov.fit(detector, [frames[0]], prior_precision=100.0)
     worst, boxes = 0.0, []
@@ -291,9 +291,9 @@ def calibrated() -> str:
 # streaming
 
 
-def threads(kind: type[boxcov.ExactGLM] | type[boxcov.MCGLM]) -> str:
+def threads(kind: type[boxcov.ExactGLM] | type[boxcov.MCGLM], detector: CenterPoint) -> str:
     """Eight threads share one model while CUDA graphs are captured and a ninth thread works."""
-    detector = centerpoint.load("small").to(DEVICE)
+    detector = detector.to(DEVICE).eval()
     frames = simulated.frames(count=6, sweeps=2, device=DEVICE)
     posterior = boxcov.fit(detector, [frames[0]], prior_precision=100.0)
     inputs = [frames[i][0] for i in range(6)] * 4
@@ -358,18 +358,20 @@ def checks() -> Iterator[Check]:
     yield "posterior, samples", samples
     yield "posterior, factors", factors
     yield from predictors()
-    yield "graphs", graphs
+    yield "graphs", lambda: graphs(centerpoint.load("small"))
     yield "CenterPoint small", lambda: lidar(centerpoint.load("small"))
     yield "CenterPoint voxel, untrained", lambda: lidar(voxel_network())
     yield "compiled, small", lambda: compiled(centerpoint.load("small"))
     yield "compiled, voxel", lambda: compiled(voxel_network())
     yield "error model", calibrated
-    yield "threads, MCGLM", lambda: threads(boxcov.MCGLM)
-    yield "threads, ExactGLM", lambda: threads(boxcov.ExactGLM)
+    yield "threads, MCGLM", lambda: threads(boxcov.MCGLM, centerpoint.load("small"))
+    yield "threads, ExactGLM", lambda: threads(boxcov.ExactGLM, centerpoint.load("small"))
     yield "steady streaming", steady
 
 
 def main() -> None:
+    global DEVICE
+    DEVICE = sys.argv[1] if len(sys.argv) > 1 else DEVICE
     if DEVICE == "cuda" and not torch.cuda.is_available():
         sys.exit("no GPU: torch.cuda.is_available() is False")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False

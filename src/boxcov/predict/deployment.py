@@ -26,6 +26,7 @@ _TOLERANCE = 1e-2  # relative difference of a covariance on the example: TF32 pr
 _ALIKE = 0.05  # distance of two centres, in units of the box, that rounding explains
 _SHARE_ALIKE = 0.9  # of the example's boxes: rounding can change which boxes NMS keeps
 _CHANGED = "the detector's weights have changed since boxcov.compile(fused=True): compile it again"
+_MAX_GRAPHS = 4
 _CALLS = 16  # within which changed weights of a plain detector are noticed
 _TENSORS = tuple(field.name for field in fields(Detections) if "Tensor" in str(field.type))
 
@@ -85,9 +86,10 @@ class CompiledModel:
         self._detector = model if isinstance(model, Detector) else model._detector
         self.device = next(self._detector.parameters()).device
         self._lock = ProcessLock()
-        self._graphs = Graphs(max_graphs=4) if self.device.type == "cuda" else None
+        self._graphs = Graphs(_MAX_GRAPHS) if self.device.type == "cuda" else None
         self._rows: Detections | None = None  # of the last run of the function, for its metadata
         self._network: FusedNetwork | None = None
+        self._snapshot = WeightSnapshot(self._detector)
         with torch.inference_mode(False), torch.no_grad():
             example = ready(example, self.device)
             given = self._static_inputs(example)
@@ -140,9 +142,7 @@ class CompiledModel:
                 f"{type(self._detector).__name__} has no fused_network(): leave out fused=True"
             )
         self._function.use_network(network)
-        # its weights are copies
-        self._snapshot = WeightSnapshot(self._detector)
-        self._checksum = WeightChecksum(self._detector, _CALLS)
+        self._checksum = WeightChecksum(self._detector, _CALLS)  # its weights are copies
         return network
 
     def _check_weights(self) -> Tensor | None:
@@ -188,6 +188,9 @@ class CompiledModel:
         """What ``_compute`` returns, as a CUDA graph where there is one."""
         if self._graphs is None:
             return self._compute(*given)
+        if self._network is None and not self._snapshot.is_unchanged():
+            # a graph reads the memory of its capture, which may be free by now
+            self._graphs, self._snapshot = Graphs(_MAX_GRAPHS), WeightSnapshot(self._detector)
         try:
             return self._graphs(backend_flags(), self._compute, *given)
         except RuntimeError as error:

@@ -225,6 +225,12 @@ class Predictor(ABC):
         """
         if not self._snapshot.is_unchanged():
             check_fingerprint(self._fingerprint, self._detector, self.method)
+            device = next(self._detector.parameters()).device
+            if device != self.device:
+                raise BoxcovError(
+                    f"{self.method}: the detector was moved to {device} after the model was built "
+                    f"on {self.device}: build the model again"
+                )
             self._use_weights()  # equal weights, but other tensors
         return self._checksum.next_share()
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
+from threading import Lock
 from typing import Any, TypeVar
 
 import torch
@@ -23,6 +25,7 @@ from boxcov.predict.forward_mode.directions import Directions
 from boxcov.predict.forward_mode.tangents import Tangents
 
 _MAX_GRAPHS = 2  # each holds all intermediates of a pass
+_CAPTURE = Lock()  # the beginning of a capture waits for the device, which ends another capture
 
 T = TypeVar("T")
 Many = tuple[Tensor, ...]
@@ -47,7 +50,8 @@ class GraphPass:
 class Graphs:
     """Calls functions of tensors, and replays them as CUDA graphs from the second call on.
 
-    Calls with the same key and shapes share a graph. The next replay writes over the outputs.
+    Calls with the same key and shapes share a graph. The next replay writes over the outputs, after
+    what the stream of the last one did until then.
     max_graphs: each graph holds its intermediates.
     """
 
@@ -56,6 +60,7 @@ class Graphs:
         self._called: set[Hashable] = set()
         self._graphs: dict[Hashable, _Captured] = {}
         self._inputs: dict[Hashable, Tensor] = {}  # static inputs, shared by graphs of one shape
+        self._stream: torch.cuda.Stream | None = None  # of the last replay
         self.replayed = False  # whether the last call was a replay
         self.capturing = False  # also after a capture that failed
 
@@ -65,28 +70,43 @@ class Graphs:
         if not self.replayed:  # libraries choose their algorithms, which a capture must not do
             self._called.add(key)
             return run(*given)
+        self._wait_for_last(given[0].device)
         if key not in self._graphs:
-            if len(self._graphs) >= self._max_graphs:
-                self._graphs.pop(next(iter(self._graphs)))
-            self.capturing = True
-            self._graphs[key] = self._capture(run, given)
-            self.capturing = False
+            # no waiting: both threads may also need another precision, see matrix_precision
+            if not _CAPTURE.acquire(blocking=False):
+                self.replayed = False
+                return run(*given)
+            try:
+                if len(self._graphs) >= self._max_graphs:
+                    self._graphs.pop(next(iter(self._graphs)))
+                self.capturing = True
+                self._graphs[key] = self._capture(run, given)
+                self.capturing = False
+            finally:
+                _CAPTURE.release()
         graph, out = self._graphs[key]
         self._copy_inputs(given)
         graph.replay()
         return out
 
+    def _wait_for_last(self, device: torch.device) -> None:
+        """Threads may have streams of their own: that of the last call may still read outputs."""
+        current = torch.cuda.current_stream(device)
+        if self._stream is not None and self._stream != current:
+            current.wait_stream(self._stream)
+        self._stream = current
+
     def _capture(self, run: Callable[..., Many], given: Many) -> _Captured:
-        inputs = self._copy_inputs(given)
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
+        inputs, device = self._copy_inputs(given), given[0].device  # may not be the current one
+        aside, current = torch.cuda.Stream(device), torch.cuda.current_stream(device)
+        aside.wait_stream(current)
         with torch.cuda.stream(aside):
             for _ in range(2):
                 run(*inputs)
-        torch.cuda.current_stream().wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
+        current.wait_stream(aside)
+        graph, own = torch.cuda.CUDAGraph(), _capture_stream(device)
         # other threads may use the GPU meanwhile
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, stream=own, capture_error_mode="thread_local"):
             out = run(*inputs)
         return graph, out
 
@@ -98,6 +118,12 @@ class Graphs:
                 self._inputs[key] = torch.empty_like(tensor)
             inputs.append(self._inputs[key].copy_(tensor))
         return tuple(inputs)
+
+
+@lru_cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of all captures on a device: each stream keeps memory for matrix products."""
+    return torch.cuda.Stream(device)
 
 
 class StaticGraph:
