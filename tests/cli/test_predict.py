@@ -173,12 +173,13 @@ def test_nuscenes_results(tmp_path, made) -> None:
     assert all(len(part) == 0 or part.covariance.shape[1:] == (9, 9) for part in found.values())
 
 
+@pytest.mark.filterwarnings("default:.*KITTI has no such classes")
 def test_kitti_results_use_the_axes_of_kitti(tmp_path, made) -> None:
     word, posterior = made
     root = kitti_root(tmp_path)
     words = [f"--detector {word} --posterior {posterior} --data", f"kitti:{root}", "--count 1"]
     succeed(f"predict --out {tmp_path / 'native'}", *words)
-    succeed(f"predict --out {tmp_path / 'results'} --format kitti", *words)
+    done = succeed(f"predict --out {tmp_path / 'results'} --format kitti", *words)
     native = Detections.load(tmp_path / "native")
     kept = [
         i
@@ -187,6 +188,8 @@ def test_kitti_results_use_the_axes_of_kitti(tmp_path, made) -> None:
     ]
     (found,) = kitti.read_results(tmp_path / "results", kitti.frames(root)[:1])
     assert len(found) == len(kept) > 0
+    left_out = f"{len(native) - len(kept)} of {len(native)} boxes are not written, because KITTI"
+    assert left_out in done.err
     there = native[kept]
     assert torch.allclose(found.field("x"), there.field("y").double(), atol=1e-3)
     assert torch.allclose(found.field("y"), -there.field("x").double(), atol=1e-3)

@@ -44,6 +44,17 @@ def test_labels_in_another_convention_calibrate_with_one_warning(
     assert found[0].filename == __file__
 
 
+@pytest.mark.parametrize(
+    ("labels", "shown"),
+    [(["car", "car"], r"\['car', 'car'\]"), ([0, 0.7], r"\[0, 0.7\]")],
+    ids=["names", "fractions"],
+)
+def test_labels_are_numbers_of_classes(labels: list[object], shown: str) -> None:
+    frames = [([], [{"boxes": torch.zeros(2, 5), "labels": labels}])]
+    with pytest.raises(BoxcovError, match=f"the labels of item 0 are {shown}: give the number"):
+        GroundTruth.from_frames(frames)
+
+
 def test_labels_below_zero_do_not_begin_at_one(
     small: TinyCenter, small_posterior: Posterior, image: torch.Tensor
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from boxcov.evaluate.covariance_metrics import LEVELS
 from boxcov.evaluate.matching import match
 from boxcov.evaluate.records import Records
 from boxcov.files import to_json, write_safetensors
-from boxcov.input_file import MAX_FRAMES, open_tensors
+from boxcov.input_file import MAX_FRAMES, open_tensors, shorten
 
 Array = NDArray[Any]
 _ARRAYS = ("boxes", "labels", "frame")
@@ -45,6 +46,18 @@ def check_targets(targets: Any, number: int) -> None:
             f"the targets of item {number} are no list of one dict per frame with boxes (n, D), "
             "labels (n,) and maybe points (n,): boxes can be compared with such objects only"
         )
+
+
+def _class_numbers(labels: Any, number: int) -> Array:
+    """Return the labels of a frame of item ``number``; raise unless they are whole numbers."""
+    with suppress(TypeError, ValueError):  # of torch, for names
+        found: Array = torch.as_tensor(labels).cpu().numpy()
+        if not (found % 1).any():
+            return found
+    raise BoxcovError(
+        f"the labels of item {number} are {shorten(list(labels), 80)}: give the number of each "
+        "object's class, from 0"
+    )
 
 
 @dataclass(frozen=True)
@@ -76,7 +89,7 @@ class GroundTruth:
                 if "points" in target:
                     seen = torch.as_tensor(target["points"]).cpu().numpy() > 0
                 boxes.append(torch.as_tensor(target["boxes"]).cpu().numpy().astype(float)[seen])
-                labels.append(torch.as_tensor(target["labels"]).cpu().numpy()[seen])
+                labels.append(_class_numbers(target["labels"], number)[seen])
                 numbers.append(np.full(int(seen.sum()), count))
                 count += 1
         if not count:

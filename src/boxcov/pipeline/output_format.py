@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from warnings import warn
 
 from boxcov.box_layout import IMAGE, SPACE, find_layout
 from boxcov.data import coco, kitti, nuscenes
 from boxcov.data.poses import BOX_FIELDS, transform_detections
 from boxcov.detections import Detections
-from boxcov.errors import BoxcovError, import_package
+from boxcov.errors import BoxcovError, BoxcovWarning, import_package
 from boxcov.export import ros, tables
 from boxcov.export.rerun import write_rrd
 from boxcov.files import to_json, write_text
@@ -88,7 +89,16 @@ def _write_results(format: str, out: Path, frames: Any, found: Detections) -> No
     elif format == "coco":
         coco.write_results(out, frames, per_frame)
     elif isinstance(frames, KittiAsNuScenes):
-        kitti.write_results(out, frames.frames, (detections_to_kitti(one) for one in per_frame))
+        in_kitti = [detections_to_kitti(one) for one in per_frame]
+        kitti.write_results(out, frames.frames, in_kitti)
+        written = sum(map(len, in_kitti))
+        if written < len(found):
+            warn(
+                f"{out}: {len(found) - written} of {len(found)} boxes are not written, because "
+                f"KITTI has no such classes: it has {', '.join(kitti.CLASSES)}",
+                BoxcovWarning,
+                stacklevel=3,
+            )
     else:
         kitti.write_results(out, frames, (replace(one, classes=kitti.CLASSES) for one in per_frame))
 
