@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from importlib import import_module
 from numbers import Integral
+from operator import index
 from traceback import format_exception
 from typing import Any, get_args
 
@@ -84,6 +85,20 @@ def check_whole(name: str, value: object, least: int = 1) -> None:
     """Raise if the argument ``name`` is not a whole number of at least ``least``."""
     if not isinstance(value, Integral) or int(value) < least:
         raise BoxcovError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def check_seed(seed: Any) -> int:
+    """Return a random seed as an int, which may be one of numpy; raise if it is no whole number.
+
+    >>> check_seed(3.7)
+    Traceback (most recent call last):
+    ...
+    boxcov.errors.BoxcovError: seed must be a whole number, got 3.7
+    """
+    try:
+        return index(seed)
+    except TypeError:
+        raise BoxcovError(f"seed must be a whole number, got {seed!r}") from None
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

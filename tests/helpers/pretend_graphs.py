@@ -98,23 +98,33 @@ class CUDAGraph:
         self.tape.replay(now)
 
 
+_entered: list[Any] = []
+
+
 @contextmanager
 def graph(
     made: CUDAGraph, stream: Stream | None = None, capture_error_mode: str = "global"
 ) -> Iterator[None]:
-    """Record the block's work on one device in ``made``."""
+    """Record the block's work on one device in ``made``.
+
+    As torch, it does not leave the stream of the capture if the capture fails.
+    """
     streams.synchronize()
     own = Stream() if stream is None else stream
     own.tape = tape = Tape(own.device)
     streams.captures.add(tape)
+    inside = streams.stream(own)
+    _entered.append(inside)  # kept alive, or its end would run
+    inside.__enter__()
     try:
-        with streams.stream(own):
-            yield
+        yield
     finally:
         streams.captures.discard(tape)
         for one in (own, *tape.joined):
             one.tape = None
     if tape.is_broken or tape.unjoined - {own}:
         raise RuntimeError("CUDA error: capture was invalidated, or has unjoined work")
+    _entered.remove(inside)
+    inside.__exit__(None, None, None)
     tape.forget_values()
     made.tape = tape

@@ -58,7 +58,7 @@ def test_numbers_of_numpy_are_those_of_python(method, tiny, posterior, image, tm
 
 def test_a_seed_that_is_no_whole_number_is_refused(tiny, posterior) -> None:
     for refused in (lambda: MCGLM(tiny, posterior, seed=3.7), lambda: FitOptions(seed=0.5)):
-        with pytest.raises(TypeError):
+        with pytest.raises(BoxcovError, match="seed must be a whole number, got"):
             refused()
 
 

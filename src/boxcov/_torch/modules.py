@@ -216,10 +216,16 @@ class WeightSnapshot:
                 self._children.append((each._modules, list(each._modules.values())))
 
     def is_unchanged(self) -> bool:
-        return all(
-            owner.get(name) is t and t.data_ptr() == address and t._version == version
-            for owner, name, t, address, version in self._tensors
-        ) and all(list(now.values()) == before for now, before in self._children)
+        return not self.has_moved() and all(
+            t._version == version for _, _, t, _, version in self._tensors
+        )
+
+    def has_moved(self) -> bool:
+        """Return whether a tensor or submodule was replaced, or is in other memory."""
+        return not all(
+            owner.get(name) is t and t.data_ptr() == address
+            for owner, name, t, address, _ in self._tensors
+        ) or any(list(now.values()) != before for now, before in self._children)
 
 
 class WeightChecksum:
@@ -318,8 +324,18 @@ def has_writes(before: list[tuple[Tensor, int]]) -> bool:
     return any(t._version != version for t, version in before)
 
 
+def check_device(module: nn.Module, device: torch.device, source: str) -> None:
+    """Raise if a detector was moved from ``device``, on which a model was built for it."""
+    now = next(module.parameters()).device
+    if now != device:
+        raise BoxcovError(
+            f"{source}: the detector was moved to {now} after the model was built on {device}: "
+            "build the model again"
+        )
+
+
 def check_buffers(before: list[tuple[Tensor, int]]) -> None:
-    """Raise if a buffer was written to.
+    """Raise if a buffer was written to since ``before``, a result of ``versions``.
 
     A forward pass in eval mode must not write to buffers, but a module that is hidden in a
     closure may still be in train mode.

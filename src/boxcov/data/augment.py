@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import pi
-from operator import index
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from boxcov.data.poses import into_axes, wrap_angle
 from boxcov.data.sequence import FrameSequence
+from boxcov.errors import check_seed
 
 _MARGIN = 0.08  # metres around a box that still belong to it: noise of the points
 _GROUND = 0.03  # metres above the bottom of a box from which on points belong to it
@@ -75,7 +75,7 @@ class ResizedObjects(FrameSequence):
 
     def __init__(self, frames: Sequence[Any], seed: int, logarithms: tuple[float, float]) -> None:
         super().__init__(len(frames))
-        self.frames, self.seed, self.logarithms = frames, index(seed), logarithms
+        self.frames, self.seed, self.logarithms = frames, check_seed(seed), logarithms
 
     def load(self, index: int) -> tuple[list[Tensor], list[Any]]:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + index)

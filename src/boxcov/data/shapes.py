@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from math import pi
-from operator import index
 
 import torch
 from torch import Tensor
 
 from boxcov.data.poses import into_axes
 from boxcov.data.sequence import FrameSequence
-from boxcov.errors import check_whole
+from boxcov.errors import check_seed, check_whole
 
 PIXELS = 64
 METRES = 32.0  # the side of a scene
@@ -25,7 +24,7 @@ class Shapes(FrameSequence):
 
     def __init__(self, count: int, *, seed: int, noise: float, objects: int) -> None:
         super().__init__(count)
-        self.seed, self.noise, self.objects = index(seed), noise, objects
+        self.seed, self.noise, self.objects = check_seed(seed), noise, objects
 
     def load(self, index: int) -> Frame:
         generator = torch.Generator().manual_seed(1_000_003 * self.seed + index)

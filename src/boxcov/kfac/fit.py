@@ -4,30 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import index
 from typing import Any, Literal
 from warnings import warn
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from boxcov._torch.distributed import World
 from boxcov._torch.modules import check_finite_weights, fingerprint
-from boxcov.detector import Detector, check_type, own_configuration, part_modules
-from boxcov.errors import BoxcovError, BoxcovWarning, check_choice, join_names
+from boxcov.detector import Detector, check_type, own_configuration
+from boxcov.errors import BoxcovError, BoxcovWarning, check_choice, check_seed, join_names
 from boxcov.kfac.accumulate import Accumulator
 from boxcov.kfac.checkpoint import Checkpoint
 from boxcov.kfac.ekfac import GradientMoments
 from boxcov.kfac.factors import kronecker_blocks
 from boxcov.kfac.losses import FrameLosses
 from boxcov.kfac.passes import Items, NonFinite, Pass, Progress, load_item
+from boxcov.kfac.subset import select_parameters
 from boxcov.posterior.kronecker_block import check_precisions
 from boxcov.posterior.posterior import FisherKind, Form, Posterior
 from boxcov.posterior.prior import auto_prior_precision
 
-_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
-_WRAPPED = "model."  # the names of a model inside boxcov.wrap begin with it
 _EMPTY = "the data set is empty: fit needs at least one frame"
 
 
@@ -63,7 +61,7 @@ class FitOptions:
             raise BoxcovError(f"fraction must be above 0 and at most 1, got {self.fraction}")
         if self.ekfac and self.form == "paper":
             raise BoxcovError("ekfac needs form='eigen': the paper's form is Q^-1 (x) H^-1")
-        object.__setattr__(self, "seed", index(self.seed))  # torch takes no integers of numpy
+        object.__setattr__(self, "seed", check_seed(self.seed))
 
 
 _DEFAULTS = FitOptions()
@@ -130,7 +128,13 @@ def fit(
         frames_read, items_read, skipped = _find_layers(accumulator, frames, options), 1, 0
         factors = [(sums.layer, *sums.identity()) for sums in accumulator.sums.values()]
     else:
-        first = Pass(items, accumulator, settings, checkpoints[0], options.nonfinite)
+        first = Pass(
+            items,
+            accumulator,
+            settings,
+            checkpoint=checkpoints[0],
+            nonfinite=options.nonfinite,
+        )
         first.run(progress, total)
         items_read, skipped = first.count_items()
         accumulator.reduce(world)
@@ -155,7 +159,14 @@ def fit(
     if options.ekfac:
         moments = GradientMoments(posterior, losses)
         settings = {**settings, **moments.settings()}
-        second = Pass(items, moments, settings, checkpoints[1], options.nonfinite, first.skipped)
+        second = Pass(
+            items,
+            moments,
+            settings,
+            checkpoint=checkpoints[1],
+            nonfinite=options.nonfinite,
+            left_out=first.skipped,
+        )
         second.run(progress, total, first.next_item)
         moments.reduce(world)
         posterior = moments.posterior()
@@ -254,78 +265,3 @@ def _check_factors(accumulator: Accumulator, skipped: int) -> None:
             BoxcovWarning,
             stacklevel=4,
         )
-
-
-# the parameters of the posterior
-
-
-def select_parameters(
-    detector: Detector, depth: str | Sequence[str], exclude: Sequence[str] = ()
-) -> dict[str, nn.Parameter]:
-    """Return the parameters of ``depth`` by name, without those of norm layers.
-
-    depth: a part of ``detector.parts()``, which means this part and all parts between it and the
-        output, or a list of module names.
-    exclude: names of modules or parameters to leave out. The leading ``model.`` of a wrapped
-        model's names may be left out, here and in ``depth``.
-    """
-    if isinstance(exclude, str):
-        raise BoxcovError(
-            f"exclude must be a list of module names, got the string {exclude!r}: "
-            f"write exclude=[{exclude!r}]"
-        )
-    modules = _modules(detector, depth)
-    parameters = dict(detector.named_parameters())
-    constant = {id(p) for module in modules for p in _norm_parameters(module)}
-    for name in exclude:
-        own = parameters.get(name, parameters.get(f"{_WRAPPED}{name}"))
-        if own is not None:
-            constant.add(id(own))
-        else:
-            constant |= {id(p) for p in _module(detector, name, "exclude").parameters()}
-    inside = {id(p) for module in modules for p in module.parameters()} - constant
-    selected = {name: p for name, p in parameters.items() if id(p) in inside}
-    if not selected:
-        raise BoxcovError(f"depth {depth!r} has no weights for a posterior")
-    return selected
-
-
-def _modules(detector: Detector, depth: str | Sequence[str]) -> list[nn.Module]:
-    if not isinstance(depth, str):
-        return [_module(detector, name, "depth") for name in depth]
-    parts = part_modules(detector)
-    if depth not in parts:
-        raise BoxcovError(
-            f"depth {depth!r} is not a part of this detector: it has {', '.join(parts)}; "
-            "a list of module names is accepted too"
-        )
-    modules: list[nn.Module] = []
-    for name, part in parts.items():
-        modules.extend(part)
-        if name == depth:
-            break
-    return modules
-
-
-def _module(detector: Detector, name: str, argument: str) -> nn.Module:
-    modules: dict[str, nn.Module] = dict(detector.named_modules(remove_duplicate=False))
-    found = modules.get(name, modules.get(f"{_WRAPPED}{name}"))
-    if found is None:
-        similar = [known for known in modules if known and (name in known or known in name)]
-        hint = "detector.named_modules() lists them"
-        if similar:
-            hint = f"did you mean {join_names(similar, 4)}?"
-        raise BoxcovError(
-            f"{argument} names the module {name!r}, which the detector does not have: {hint}"
-        )
-    return found
-
-
-def _norm_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
-    """Yield scales and shifts of norm layers: KFAC covers linear layers and convolutions."""
-    for child in module.modules():
-        by_name = "Norm" in type(child).__name__ and not isinstance(
-            child, (nn.Linear, nn.modules.conv._ConvNd)
-        )
-        if isinstance(child, _NORMS) or by_name:
-            yield from child.parameters(recurse=False)

@@ -131,6 +131,7 @@ class Pass:
         items: Items,
         sums: PassSums,
         settings: Mapping[str, Any],
+        *,
         checkpoint: Checkpoint | None,
         nonfinite: NonFinite,
         left_out: Sequence[int] = (),

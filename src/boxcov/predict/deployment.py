@@ -9,7 +9,14 @@ from warnings import warn
 import torch
 from torch import Tensor
 
-from boxcov._torch.modules import WeightChecksum, WeightSnapshot, fresh, move, ready
+from boxcov._torch.modules import (
+    WeightChecksum,
+    WeightSnapshot,
+    check_device,
+    fresh,
+    move,
+    ready,
+)
 from boxcov._torch.process_state import ProcessLock
 from boxcov.detections import Detections
 from boxcov.detector import Detector
@@ -107,6 +114,8 @@ class CompiledModel:
         with self._lock, torch.inference_mode(False), torch.no_grad():
             # a fused network finds values that are not finite inside the graph
             prepare = ready if self._network is None else move
+            if self._network is None:
+                check_device(self._detector, self.device, "boxcov.compile")
             inputs = prepare(inputs, self.device)
             given = self._static_inputs(inputs)
             fits = bool(given) and given[0].shape == self._shape
@@ -188,7 +197,7 @@ class CompiledModel:
         """What ``_compute`` returns, as a CUDA graph where there is one."""
         if self._graphs is None:
             return self._compute(*given)
-        if self._network is None and not self._snapshot.is_unchanged():
+        if self._network is None and self._snapshot.has_moved():
             # a graph reads the memory of its capture, which may be free by now
             self._graphs, self._snapshot = Graphs(_MAX_GRAPHS), WeightSnapshot(self._detector)
         try:

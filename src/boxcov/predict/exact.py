@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from operator import index
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from boxcov.box_layout import log_variances
 from boxcov.detections import PART_BELOW, Detections
 from boxcov.detector import Detector, part_modules
-from boxcov.errors import check_whole
+from boxcov.errors import check_seed, check_whole
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.engine_options import DEFAULT_ENGINE, EngineOptions
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
@@ -58,7 +57,7 @@ class ExactGLM(Predictor):
     ) -> None:
         if samples is not None:
             check_whole("samples", samples, 2)
-        self.samples, self.seed = samples, index(seed)
+        self.samples, self.seed = samples, check_seed(seed)
         super().__init__(detector, posterior, with_logit=with_logit, engine=engine)
         head = part_modules(detector)["head"]
         own = {id(p) for module in head for p in module.parameters()}

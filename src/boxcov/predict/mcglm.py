@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from operator import index
 from typing import Any, Literal
 
 from boxcov.detections import Detections
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError, check_choice, check_whole
+from boxcov.errors import BoxcovError, check_choice, check_seed, check_whole
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.engine_options import DEFAULT_ENGINE, EngineOptions
 from boxcov.predict.forward_mode.derivatives import sample_covariance
@@ -61,7 +60,7 @@ class MCGLM(Predictor):
         check_choice("derivative", derivative, Derivative)
         if not epsilon > 0:
             raise BoxcovError(f"epsilon must be above 0, got {epsilon}")
-        self.samples, self.seed = samples, index(seed)
+        self.samples, self.seed = samples, check_seed(seed)
         self.derivative, self.epsilon = derivative, epsilon
         super().__init__(detector, posterior, with_logit=with_logit, engine=engine)
 

@@ -9,7 +9,6 @@ stays the same.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from operator import index
 from typing import Any
 
 import torch
@@ -19,8 +18,8 @@ from boxcov._torch.layers import LayerCall, at_least_float32
 from boxcov._torch.modules import LayerCallMode
 from boxcov.detections import Detections
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError, check_whole
-from boxcov.kfac.fit import select_parameters
+from boxcov.errors import BoxcovError, check_seed, check_whole
+from boxcov.kfac.subset import select_parameters
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.forward_mode.derivatives import sample_covariance
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector, OnCall
@@ -63,7 +62,7 @@ class MCI(Predictor):
         if posterior is None and not 0 < dropout < 1:
             raise BoxcovError(f"dropout must lie between 0 and 1, got {dropout}")
         names = None if posterior is not None else list(select_parameters(detector, depth))
-        self.dropout, self.samples, self.seed = dropout, samples, index(seed)
+        self.dropout, self.samples, self.seed = dropout, samples, check_seed(seed)
         super().__init__(detector, posterior, names, with_logit=with_logit)
         self._generator = torch.Generator(self.device)
 

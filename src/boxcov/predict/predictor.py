@@ -15,6 +15,7 @@ from boxcov._torch.layers import at_least_float32
 from boxcov._torch.modules import (
     WeightChecksum,
     WeightSnapshot,
+    check_device,
     check_fingerprint,
     check_finite_weights,
     fingerprint,
@@ -225,12 +226,7 @@ class Predictor(ABC):
         """
         if not self._snapshot.is_unchanged():
             check_fingerprint(self._fingerprint, self._detector, self.method)
-            device = next(self._detector.parameters()).device
-            if device != self.device:
-                raise BoxcovError(
-                    f"{self.method}: the detector was moved to {device} after the model was built "
-                    f"on {self.device}: build the model again"
-                )
+            check_device(self._detector, self.device, self.method)
             self._use_weights()  # equal weights, but other tensors
         return self._checksum.next_share()
 

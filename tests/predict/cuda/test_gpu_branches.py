@@ -226,6 +226,39 @@ def test_a_detector_that_was_moved(pillars: Any, posterior: Any) -> None:
     twin.to("cuda")
     with pytest.raises(boxcov.BoxcovError, match="moved to cuda:0 after"):
         model(inputs)
+    for make in (METHODS["exact"], lambda detector, _: detector):
+        twin = deepcopy(pillars)
+        fast = boxcov.compile(make(twin, posterior), inputs, ROOMY)
+        twin.to("cuda")
+        with pytest.raises(boxcov.BoxcovError, match="moved to cuda:0 after"):
+            fast(inputs)
+
+
+def test_writes_in_place_need_no_new_graph(pillars: Any) -> None:
+    twin, (inputs,) = deepcopy(pillars).to("cuda"), clouds(pillars, (0,))
+    inputs = moved(inputs, "cuda")
+    fast = boxcov.compile(twin, inputs, ROOMY)
+    for _ in range(3):
+        with torch.no_grad():
+            next(twin.parameters()).mul_(0.9)
+        assert torch.equal(fast(inputs).boxes, twin.detect(inputs).boxes)
+        assert fast._graphs.replayed
+
+
+def test_a_failed_capture_leaves_stream_and_gpu() -> None:
+    def waiting(x: Tensor) -> tuple[Tensor]:
+        return (x * float(x.sum()),)
+
+    graphs, x = Graphs(), torch.ones(3, device="cuda:1")
+    before = torch.cuda.current_stream(), torch.cuda.current_stream("cuda:1")
+    graphs("key", waiting, x)
+    with pytest.raises(RuntimeError, match="capturing"):
+        graphs("key", waiting, x)
+    assert graphs.capturing
+    assert (torch.cuda.current_stream(), torch.cuda.current_stream("cuda:1")) == before
+    assert torch.cuda.current_device() == 0
+    graphs("other", waiting, x)
+    assert not graphs.capturing
 
 
 def test_two_captures_at_once() -> None:

@@ -60,34 +60,41 @@ class Graphs:
         self._called: set[Hashable] = set()
         self._graphs: dict[Hashable, _Captured] = {}
         self._inputs: dict[Hashable, Tensor] = {}  # static inputs, shared by graphs of one shape
-        self._stream: torch.cuda.Stream | None = None  # of the last replay
+        self._stream: torch.cuda.Stream | None = None  # of the last capture or replay
         self.replayed = False  # whether the last call was a replay
         self.capturing = False  # also after a capture that failed
 
     def __call__(self, key: Hashable, run: Callable[..., Many], *given: Tensor) -> Many:
         key = key, tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in given)
+        self.capturing = False
         self.replayed = key in self._called
         if not self.replayed:  # libraries choose their algorithms, which a capture must not do
             self._called.add(key)
             return run(*given)
-        self._wait_for_last(given[0].device)
-        if key not in self._graphs:
-            # no waiting: both threads may also need another precision, see matrix_precision
-            if not _CAPTURE.acquire(blocking=False):
-                self.replayed = False
-                return run(*given)
-            try:
-                if len(self._graphs) >= self._max_graphs:
-                    self._graphs.pop(next(iter(self._graphs)))
-                self.capturing = True
-                self._graphs[key] = self._capture(run, given)
-                self.capturing = False
-            finally:
-                _CAPTURE.release()
+        if key not in self._graphs and not self._add(key, run, given):
+            self.replayed = False
+            return run(*given)
         graph, out = self._graphs[key]
+        self._wait_for_last(given[0].device)
         self._copy_inputs(given)
         graph.replay()
         return out
+
+    def _add(self, key: Hashable, run: Callable[..., Many], given: Many) -> bool:
+        """Capture a graph; return False, and do nothing, while another thread captures one."""
+        # no waiting: both threads may also need another precision, see matrix_precision
+        if not _CAPTURE.acquire(blocking=False):
+            return False
+        try:
+            self._wait_for_last(given[0].device)
+            if len(self._graphs) >= self._max_graphs:
+                self._graphs.pop(next(iter(self._graphs)))
+            self.capturing = True
+            self._graphs[key] = self._capture(run, given)
+            self.capturing = False
+        finally:
+            _CAPTURE.release()
+        return True
 
     def _wait_for_last(self, device: torch.device) -> None:
         """Threads may have streams of their own: that of the last call may still read outputs."""
@@ -106,7 +113,8 @@ class Graphs:
         current.wait_stream(aside)
         graph, own = torch.cuda.CUDAGraph(), _capture_stream(device)
         # other threads may use the GPU meanwhile
-        with torch.cuda.graph(graph, stream=own, capture_error_mode="thread_local"):
+        capture = torch.cuda.graph(graph, stream=own, capture_error_mode="thread_local")
+        with torch.cuda.stream(current), capture:  # a capture that fails does not leave its stream
             out = run(*inputs)
         return graph, out
 
