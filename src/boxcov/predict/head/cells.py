@@ -26,7 +26,7 @@ _CACHE_SIZE = 2**20  # bytes of intermediates on a CPU: they should fit its seco
 class Cells:
     """The cells at which one stage is evaluated."""
 
-    input_rows: Tensor  # (L, k k) rows of the stage's input that each cell reads
+    input_rows: Tensor  # (L + 1, k k) rows of the stage's input that each cell reads
     box_rows: Tensor  # (m, T) rows that each box depends on; L is outside the map
     rows_per_box: int = 0  # of a box's own cells: T and padding; 0 where boxes share cells
     inside: Tensor | None = None  # (L + 1, 1) of own cells: 1 inside the map, 0 outside
@@ -35,18 +35,18 @@ class Cells:
         """Inputs A (L + 1, n_in) of the stage, from the rows (L' + 1, C) of the previous one.
 
         n_extra: columns behind the gathered ones, the 1 of a bias and then zeros. The last row of A
-        is zero.
+        is zero, as that of ``rows`` is.
         """
-        L, n = len(self.input_rows), self.input_rows.shape[1] * rows.shape[1]
-        A = rows.new_zeros(L + 1, n + n_extra)
-        A[:-1, :n] = rows.index_select(0, self.input_rows.flatten()).view(L, n)
+        A = rows.index_select(0, self.input_rows.flatten()).view(len(self.input_rows), -1)
+        if n_extra:
+            A = pad(A, (0, n_extra))
         if has_bias:
-            A[:-1, n] = 1
+            A[:-1, -n_extra] = 1
         return A
 
     def rows_of(self, boxes: Tensor) -> Tensor:
         """``box_rows`` of some boxes (..., T); box m is padding, all of it outside the map."""
-        return pad(self.box_rows, (0, 0, 0, 1), value=len(self.input_rows))[boxes]
+        return pad(self.box_rows, (0, 0, 0, 1), value=len(self.input_rows) - 1)[boxes]
 
     def per_box(self, rows: Tensor) -> Tensor:
         """Values (..., m, T, C) at the cells of each box, of rows (..., L + 1, C)."""
@@ -106,7 +106,8 @@ def plan_shared_cells(staged: HeadStages, head: HeadWeights) -> tuple[Tensor, Pl
         cells, box_rows = unique_below(index, n_rows)
         table = torch.zeros(n_rows + 1, k * k, dtype=index.dtype, device=index.device)
         table[index.flatten()] = around.flatten(0, 2)  # boxes that share a cell write the same
-        stages.append(Cells(table[cells], box_rows.flatten(1)))
+        table[n_rows] = n_rows
+        stages.append(Cells(table[pad(cells, (0, 1), value=n_rows)], box_rows.flatten(1)))
         index, n_rows, side = box_rows, len(cells), side - 2 * reach
     groups = _one_group_per_kind(staged.kind)
     plan = Plan(tuple(stages), centres, centre_of, groups, map_cells, _CACHE_SIZE)
@@ -128,9 +129,10 @@ def window_tables(m: int, head: HeadWeights, fill: int = 1) -> tuple[Cells, ...]
         per_box = T + -T % fill
         table = torch.full((m, per_box, k * k), n_rows, device=device)
         table[:, :T] = index.unfold(1, k, 1).unfold(2, k, 1).reshape(m, T, k * k)
+        table = pad(table.flatten(0, 1), (0, 0, 0, 1), value=n_rows)
         n_rows = m * per_box
         box_rows = torch.arange(n_rows, device=device).view(m, per_box)[:, :T]
-        stages.append(Cells(table.flatten(0, 1), box_rows.contiguous(), per_box))
+        stages.append(Cells(table, box_rows.contiguous(), per_box))
         index = box_rows.reshape(m, side, side)
     return tuple(stages)
 

@@ -20,7 +20,7 @@ which all branches and all boxes at the same cell share. The steps are:
 
 1. forward, stage by stage: A, alpha, the outputs, and the slope of norm and activation;
 2. backward, from the raw outputs: D_j, delta_j, and what each layer adds;
-3. the boxes' covariance ``J C J^T`` with the Jacobian J of the decoding (``decode_result``).
+3. the boxes' covariance ``J C J^T`` with the Jacobian J of the decoding.
 
 For directions eta_i instead of a posterior, ``alpha = A eta_i``, and the layer adds the directional
 derivatives ``sum over cells and outputs of D_j * alpha``.
@@ -35,6 +35,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from boxcov.head_stages import HeadStages
+from boxcov.predict.cuda.head_kernels import gram_matrices, has_kernels, quadratic_forms
+from boxcov.predict.cuda.static_graph import AT_ONCE, Many, SideStream
 from boxcov.predict.head.cells import Cells, Group, Plan, backpropagate
 from boxcov.predict.head.weights import (
     HeadWeights,
@@ -42,6 +45,7 @@ from boxcov.predict.head.weights import (
     StageWeights,
     padding_to_four,
 )
+from boxcov.predict.linearize import field_gradients
 
 # alpha, and the slope of norm and activation, which step 2 needs of a stage: (L + 1, columns) and
 # (L + 1, n_out), in the branches (G, B, n, T, columns or n_out)
@@ -49,23 +53,28 @@ StageCache = tuple[Tensor | None, Tensor]
 
 
 def head_covariance(
-    head: HeadWeights, plan: Plan, rows: Tensor, tangents: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Steps 1 and 2: covariance (m, R, R) of the raw outputs of all boxes, and the outputs (m, R).
-
-    With directions in ``head`` it returns the directional derivatives (m, R, k) in place of the
-    covariance.
+    head: HeadWeights,
+    plan: Plan,
+    rows: Tensor,
+    staged: HeadStages,
+    tangents: Tensor | None = None,
+    side: SideStream = AT_ONCE,
+) -> Many:
+    """Covariance (m, D, D) of the boxes by the head; with directions, derivatives (m, D, k).
 
     rows: features (P + 1, C) of the cells that the boxes depend on, from the function that made
         ``plan``.
-    tangents: (k, batch, C, height, width) of the feature map, if it depends on posterior weights;
-        the third result is then the derivatives (m, R, k) along them, else None.
+    tangents: (k, batch, C, height, width) of the feature map, if it depends on posterior weights; a
+        second result is then the derivatives (m, D, k) along them.
+    side: where ``plan.groups`` are made. The Jacobian is computed there, too.
     """
     caches = []
     for stage, cells in zip(head.stem, plan.stages):
         rows, cache = _run_stem_stage(stage, cells, rows)
         caches.append(cache)
+    side.join()
     outputs, total, d = _run_branches(head, plan, rows)
+    J = side.run(lambda: _decoding_jacobian(staged, outputs))
     for stage, cells, (alpha, slope) in zip(head.stem[::-1], plan.stages[-2::-1], caches[::-1]):
         d = d * cells.per_box(slope)  # (R, m, T, n_out)
         if stage.posterior is not None and alpha is not None:
@@ -76,7 +85,20 @@ def head_covariance(
             d = backpropagate(d, stage.W[0, 0], stage)
     assert total is not None
     below = None if tangents is None else _derivatives_below(head.stem[0], plan, d, tangents)
-    return total, outputs, below
+    side.join()
+    J = J.to(total.dtype)
+    of_boxes = J @ total if head.has_directions else J @ total @ J.transpose(1, 2)
+    return (of_boxes,) if below is None else (of_boxes, J @ below)
+
+
+def _decoding_jacobian(staged: HeadStages, outputs: Tensor) -> Tensor:
+    """Step 3: the Jacobian (m, D, R) of the boxes in the raw outputs (m, R)."""
+    with torch.enable_grad():
+        outputs = outputs.detach().requires_grad_()
+        boxes = staged.decode(outputs, staged.row, staged.column)
+    (J,) = field_gradients(boxes, [outputs])  # (D, m, R)
+    assert J is not None
+    return J.transpose(0, 1)
 
 
 def _run_stem_stage(stage: StageWeights, cells: Cells, rows: Tensor) -> tuple[Tensor, StageCache]:
@@ -103,6 +125,9 @@ def _stem_covariance(
     grams = _gram_matrices(posterior, alpha, cells, plan)  # (u, S, T T)
     T = round(grams.shape[-1] ** 0.5)
     delta = (d.flatten(0, 2) @ posterior.V[0, 0]).view(d.shape)
+    if posterior.F is not None and has_kernels(delta):
+        boxes = plan.centre_of.unsqueeze(0)
+        return quadratic_forms(grams, posterior.F, delta[None, None], boxes)[0, 0]
     delta = _pad_gradients(delta.permute(1, 3, 2, 0), T)  # (m, p, T, R)
     C = delta.new_empty(m, R, R)
     starts = plan.chunks(m, n_out * T * T, delta)
@@ -131,15 +156,15 @@ def _derivatives_below(stage: StageWeights, plan: Plan, d: Tensor, tangents: Ten
     outside = cells.input_rows == len(plan.map_cells)
     if plan.outside is not None:
         outside = plan.outside[cells.input_rows]
-    read = torch.cat([plan.map_cells, plan.map_cells.new_zeros(1)])[cells.input_rows]  # (L, taps)
+    read = pad(plan.map_cells, (0, 1))[cells.input_rows]  # (L + 1, taps)
     W = stage.W[0, 0][: C * read.shape[1]].to(tangents.dtype)
-    moved = d.new_zeros(k, len(read) + 1, W.shape[1])
+    moved = d.new_empty(k, len(read), W.shape[1])
     starts = plan.chunks(k, read.numel() * C, tangents) if d.is_cuda else range(k)
     for i in starts:
         part = slice(i, i + starts.step)
         inputs = rows[part].index_select(1, read.flatten()).view(-1, *read.shape, C)
         inputs = inputs.masked_fill_(outside.unsqueeze(2), 0).flatten(2)
-        moved[part, :-1] = (inputs @ W).to(d.dtype)
+        moved[part] = (inputs @ W).to(d.dtype)
     moved = cells.per_box(moved).flatten(2).permute(1, 2, 0)  # (m, T n_out, k)
     return d.transpose(0, 1).flatten(2) @ moved
 
@@ -190,10 +215,11 @@ def _run_group(
     """
     stages = [stage.select(group.kinds) for stage in head.branches]
     x, caches = _run_forward(stages, plan.stages[-1], group, A)
-    shared = None if grams is None else partial(_shared_kernels, grams, plan, group)
+    shared = None if grams is None else partial(_shared_covariance, grams, plan, group)
     total, d = _run_backward(stages, caches, x, shared)
-    d = d.flatten(1, 2)[:, head.output_index]  # padded outputs are dropped: (G, R, n, T, n_out)
-    d = backpropagate(d, stages[0].W[:, head.branch_index], stages[0])
+    # padded outputs are dropped: (G, R, n, T, n_out)
+    d = d.flatten(1, 2).index_select(1, head.output_index)
+    d = backpropagate(d, stages[0].W.index_select(1, head.branch_index), stages[0])
     d = d.transpose(0, 1).flatten(1, 2).index_select(1, group.slot)
 
     def by_box(values: Tensor) -> Tensor:  # (G, B, n, ...) to (g, B, ...)
@@ -218,12 +244,13 @@ def _run_backward(
     stages: list[StageWeights],
     caches: list[StageCache],
     x: Tensor,
-    shared: Callable[[StagePosterior], Tensor] | None,
+    shared: Callable[[StagePosterior, Tensor], Tensor] | None,
 ) -> tuple[Tensor | None, Tensor]:
     """Step 2 for the branches: what the layers add (G, B, n, c, c or k), and the gradients.
 
     These are (G, B, c, n, T, n_out) at the first layer's outputs. x (G, B, n, 1, c): the raw
-    outputs. shared: K_p of the first stage, where boxes share Gram matrices.
+    outputs. shared: what the first stage adds, given its posterior and d, where branches share Gram
+    matrices.
     """
     c = x.shape[-1]
     d = torch.eye(c, dtype=x.dtype, device=x.device).view(c, 1, 1, c)
@@ -237,9 +264,10 @@ def _run_backward(
         elif stage.posterior is not None:
             if number or shared is None:
                 K = _own_kernels(stage.posterior, alpha)
+                added = _branch_covariance(stage.posterior, K, d)
             else:
-                K = shared(stage.posterior)
-            total = _plus(total, _branch_covariance(stage.posterior, K, d))
+                added = shared(stage.posterior, d)
+            total = _plus(total, added)
         if number:
             d = backpropagate(d, stage.W, stage)
     return total, d
@@ -288,15 +316,20 @@ def _run_later_stage(stage: StageWeights, x: Tensor) -> tuple[Tensor, StageCache
     return h, (alpha, slope)
 
 
-def _shared_kernels(grams: Tensor, plan: Plan, group: Group, posterior: StagePosterior) -> Tensor:
-    """K_p (G, B, n, p, T, T) of the first stage, from the Gram matrices (u, S, T T) per cell."""
+def _shared_covariance(
+    grams: Tensor, plan: Plan, group: Group, posterior: StagePosterior, d: Tensor
+) -> Tensor:
+    """What the first stage adds (G, B, n, c, c), from the Gram matrices (u, S, T T) per cell."""
     assert posterior.F is not None
+    if has_kernels(d):
+        delta = (d.flatten(2, 4) @ posterior.V).view(d.shape)
+        return quadratic_forms(grams, posterior.F, delta, group.members)
     (G, n), (_, B, p, _) = group.members.shape, posterior.F.shape
     T = round(grams.shape[-1] ** 0.5)
     centre = pad(plan.centre_of, (0, 1))[group.members]  # any for padding: its gradients are zero
     own = grams.index_select(0, centre.flatten()).view(G, n, -1, T * T)
     K = posterior.F.flatten(1, 2).unsqueeze(1) @ own  # (G, n, B p, T T)
-    return K.view(G, n, B, p, T, T).transpose(1, 2)
+    return _branch_covariance(posterior, K.view(G, n, B, p, T, T).transpose(1, 2), d)
 
 
 def _own_kernels(posterior: StagePosterior, alpha: Tensor | None) -> Tensor:
@@ -328,6 +361,8 @@ def _gram_matrices(posterior: StagePosterior, alpha: Tensor, cells: Cells, plan:
 
     Where every box has its own cells, T counts the padding rows, too.
     """
+    if posterior.F is not None and has_kernels(alpha):
+        return gram_matrices(alpha, *posterior.terms, cells.rows_per_box)
     bands = posterior.bands or ((slice(0, alpha.shape[1]), posterior.variances[0, 0]),)
     rows = None if plan.centres is None else cells.box_rows[plan.centres]
     u, T = (len(cells.box_rows), cells.rows_per_box) if rows is None else rows.shape

@@ -15,7 +15,7 @@ from torch import Tensor
 from boxcov._torch.process_state import Precision, matrix_precision
 from boxcov.head_stages import HeadStages
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.cuda.static_graph import Graphs, Many
+from boxcov.predict.cuda.static_graph import AT_ONCE, Graphs, Many, SideStream
 from boxcov.predict.head.cells import (
     Cells,
     group_by_kind,
@@ -25,7 +25,7 @@ from boxcov.predict.head.cells import (
 )
 from boxcov.predict.head.covariance import head_covariance
 from boxcov.predict.head.weights import HeadWeights, build_head_weights
-from boxcov.predict.linearize import LinearizationPoint, field_gradients
+from boxcov.predict.linearize import LinearizationPoint
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,7 @@ class StagedHead:
         self._graphs: Graphs | None = None
         self._layers: tuple[int, ...] = ()
         self._sizes: dict[int, PaddedSize] = {}
+        self._side = AT_ONCE
 
     @property
     def parameters(self) -> set[str]:
@@ -107,8 +108,8 @@ class StagedHead:
 
     def _on_cpu(self, head: HeadWeights, staged: HeadStages, tangents: Tensor | None) -> Many:
         """On a CPU boxes that see the same cells share them."""
-        pixels, plan = plan_shared_cells(staged, head)
-        return decode_result(head, head_covariance(head, plan, pixels, tangents), staged)
+        rows, plan = plan_shared_cells(staged, head)
+        return head_covariance(head, plan, rows, staged, tangents)
 
     def _on_gpu(self, head: HeadWeights, staged: HeadStages, tangents: Tensor | None) -> Many:
         """On a GPU the number of boxes is rounded up, and each size becomes a CUDA graph."""
@@ -119,15 +120,15 @@ class StagedHead:
         padded = self._sizes[size]
         per_kind = (staged.kind.unsqueeze(1) == padded.kinds).sum(0)
         most = _round_up(int(per_kind.amax()), 8)  # one synchronisation with the device
-        packed = padded.padding.clone()
+        packed, side = padded.padding.clone(), self._side
         torch.stack([staged.frame, staged.row, staged.column, staged.kind], out=packed[:, :m])
 
-        def run(features: Tensor, packed: Tensor, *tangents: Tensor) -> Many:
+        def run(features: Tensor, packed: Tensor, tangents: Tensor | None = None) -> Many:
             frame, row, column, kind = packed
             own = replace(staged, features=features, frame=frame, row=row, column=column, kind=kind)
-            group = group_by_kind(kind, head.n_kinds, most)
-            pixels, plan = plan_own_cells(own, head, group, padded.windows)
-            return decode_result(head, head_covariance(head, plan, pixels, *tangents), own)
+            group = side.run(lambda: group_by_kind(kind, head.n_kinds, most))
+            rows, plan = plan_own_cells(own, head, group, padded.windows)
+            return head_covariance(head, plan, rows, own, tangents, side)
 
         given = (staged.features, packed, *(() if tangents is None else (tangents,)))
         if self._captures and self._graphs is None:
@@ -144,29 +145,11 @@ class StagedHead:
         if layers == self._layers:
             return
         self.weights = build_head_weights(staged, self.posterior, names, etas, self.tolerance)
-        self._layers = layers
+        self._layers, self._side = layers, SideStream(staged.features.device)
         self._graphs = None  # a captured graph holds the old weights
         self._sizes.clear()
         first = staged.stem[0].layers if staged.stem else ()
         self.first_layer = frozenset(id(layer.weight) for row in first for layer in row)
-
-
-def decode_result(
-    head: HeadWeights, found: tuple[Tensor, Tensor, Tensor | None], staged: HeadStages
-) -> Many:
-    """Covariance, or derivatives, of the boxes, from what ``head_covariance`` found.
-
-    Derivatives below the head follow, if there are any.
-    """
-    total, outputs, below = found
-    with torch.enable_grad():
-        outputs = outputs.detach().requires_grad_()
-        boxes = staged.decode(outputs, staged.row, staged.column)
-    (J,) = field_gradients(boxes, [outputs])  # (D, m, R)
-    assert J is not None
-    J = J.transpose(0, 1).to(total.dtype)
-    of_boxes = J @ total if head.has_directions else J @ total @ J.transpose(1, 2)
-    return (of_boxes,) if below is None else (of_boxes, J @ below)
 
 
 def _round_up(count: int, step: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -50,13 +51,24 @@ class StagePosterior:
         torch.addmm(A, projected, self.U.T, alpha=-1, out=alpha[:, kept:])
         return alpha
 
+    @cached_property
+    def terms(self) -> tuple[Tensor, Tensor]:
+        """h of all bands (S, columns of alpha), zero outside its band, and the columns (S, 2)."""
+        width = max(q.stop for q, _ in self.bands)
+        rows, columns = [], []
+        for q, h in self.bands:
+            h = self.U.new_ones(1, q.stop - q.start) if h is None else h
+            rows.append(pad(h, (q.start, width - q.stop)))
+            columns += [[q.start, q.stop]] * len(h)
+        return torch.cat(rows), torch.tensor(columns, dtype=torch.int32, device=self.U.device)
+
     def select(self, kinds: slice | Tensor) -> StagePosterior:
-        """The layers of some kinds."""
+        """The layers of some kinds. The variances are left as they are where ``F`` gives them."""
         return replace(
             self,
             U=self.U if self.U.dim() == 2 else self.U[kinds],
             V=self.V[kinds],
-            variances=self.variances[kinds],
+            variances=self.variances if self.F is not None else self.variances[kinds],
             F=None if self.F is None else self.F[kinds],
         )
 
