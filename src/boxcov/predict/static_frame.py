@@ -210,7 +210,7 @@ class StagedCovariance:
     def __call__(self, point: LinearizationPoint, static: StaticSelection) -> Tensor:
         head, staged = self.head, point.shadow.stages(point.raw, point.selection)
         assert staged is not None
-        group = self.side.run(lambda: group_in_blocks(staged.kind, head.n_kinds))
+        group = self.side.run(lambda: group_in_blocks(staged.kind, head))
         rows, plan = plan_own_cells(staged, head, group, self.windows)
         (found,) = head_covariance(head, plan, rows, staged, side=self.side)
         return sample_covariance(found) if head.has_directions else found

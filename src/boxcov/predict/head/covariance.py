@@ -36,7 +36,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from boxcov.head_stages import HeadStages
-from boxcov.predict.cuda.head_kernels import gram_matrices, has_kernels, quadratic_forms
+from boxcov.predict.cuda.head_kernels import (
+    convolve_back,
+    gram_matrices,
+    has_kernels,
+    quadratic_forms,
+)
 from boxcov.predict.cuda.static_graph import AT_ONCE, Many, SideStream
 from boxcov.predict.head.cells import Cells, Group, Plan, backpropagate
 from boxcov.predict.head.weights import (
@@ -213,23 +218,35 @@ def _run_group(
 
     A (L + 1, n_in): the inputs of the first stage. grams (u, S, T T): its Gram matrices.
     """
-    stages = [stage.select(group.kinds) for stage in head.branches]
+    stages = group.stages
     x, caches = _run_forward(stages, plan.stages[-1], group, A)
     shared = None if grams is None else partial(_shared_covariance, grams, plan, group)
     total, d = _run_backward(stages, caches, x, shared)
-    # padded outputs are dropped: (G, R, n, T, n_out)
-    d = d.flatten(1, 2).index_select(1, head.output_index)
-    d = backpropagate(d, stages[0].W.index_select(1, head.branch_index), stages[0])
-    d = d.transpose(0, 1).flatten(1, 2).index_select(1, group.slot)
 
     def by_box(values: Tensor) -> Tensor:  # (G, B, n, ...) to (g, B, ...)
         return values.transpose(1, 2).flatten(0, 1)[group.slot]
 
+    d = _gradients_at_input(head, group, d)
     return by_box(x.squeeze(3)), None if total is None else by_box(total), d
 
 
+def _gradients_at_input(head: HeadWeights, group: Group, d: Tensor) -> Tensor:
+    """Gradients (R, g, T', C) of the raw outputs, from those (G, B, c, n, T, n_out) of a group.
+
+    They are at the input of the branches, and d at the outputs of their first layer.
+    """
+    first = group.stages[0]
+    if has_kernels(d):
+        W, k = first.W[:, :, : first.W.shape[2] - first.n_extra], 2 * first.reach + 1
+        return convolve_back(d, W, k, head.output_index, group.members, len(group.slot))
+    # padded outputs are dropped: (G, R, n, T, n_out)
+    d = d.flatten(1, 2).index_select(1, head.output_index)
+    d = backpropagate(d, first.W.index_select(1, head.branch_index), first)
+    return d.transpose(0, 1).flatten(1, 2).index_select(1, group.slot)
+
+
 def _run_forward(
-    stages: list[StageWeights], cells: Cells, group: Group, A: Tensor
+    stages: tuple[StageWeights, ...], cells: Cells, group: Group, A: Tensor
 ) -> tuple[Tensor, list[StageCache]]:
     """Step 1 for the branches: raw outputs (G, B, n, 1, c), and what step 2 needs of each stage."""
     x, cache = _run_first_stage(stages[0], cells.rows_of(group.members), A, cells.inside)
@@ -241,7 +258,7 @@ def _run_forward(
 
 
 def _run_backward(
-    stages: list[StageWeights],
+    stages: tuple[StageWeights, ...],
     caches: list[StageCache],
     x: Tensor,
     shared: Callable[[StagePosterior, Tensor], Tensor] | None,

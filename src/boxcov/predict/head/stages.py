@@ -126,7 +126,7 @@ class StagedHead:
         def run(features: Tensor, packed: Tensor, tangents: Tensor | None = None) -> Many:
             frame, row, column, kind = packed
             own = replace(staged, features=features, frame=frame, row=row, column=column, kind=kind)
-            group = side.run(lambda: group_by_kind(kind, head.n_kinds, most))
+            group = side.run(lambda: group_by_kind(kind, head, most))
             rows, plan = plan_own_cells(own, head, group, padded.windows)
             return head_covariance(head, plan, rows, own, tangents, side)
 

@@ -141,6 +141,10 @@ class HeadWeights:
     def stages(self) -> tuple[StageWeights, ...]:
         return (*self.stem, *self.branches)
 
+    def branches_of(self, kinds: slice | Tensor) -> tuple[StageWeights, ...]:
+        """The stages of the branches of some kinds."""
+        return tuple(stage.select(kinds) for stage in self.branches)
+
     @property
     def radius(self) -> int:
         """Cells to each side that a box depends on."""
