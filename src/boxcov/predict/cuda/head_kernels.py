@@ -20,9 +20,9 @@ try:
 except ImportError:  # it comes with the CUDA builds of torch
     triton = tl = None
 
-_COLUMNS = 32  # of a step of a Gram matrix
 _OUTPUTS = 16  # p of a program of the quadratic forms
-_CHANNELS = 64  # of a tile of gradients
+_MEMBERS = 4  # boxes of a program of the convolution
+_ROWS, _WIDTH, _DEPTH = 16, 64, 32  # of a tile of a product, and of a step of its sum
 
 
 def has_kernels(x: Tensor) -> bool:
@@ -38,13 +38,13 @@ def gram_matrices(alpha: Tensor, h: Tensor, columns: Tensor, rows: int) -> Tenso
     not read.
     """
     m, S = len(alpha) // rows, len(h)
-    out = alpha.new_empty(m, S, rows * rows)
+    out, precision = alpha.new_empty(m, S, rows * rows), _precision()
     _gram_kernel[(m, S)](
         *(alpha, h, columns, out, alpha.stride(0), h.stride(0), S, rows),
         SIDE=_power_of_two(rows),
-        STEP=_COLUMNS,
-        PRECISION=_precision(),
-        num_warps=2,
+        STEP=64 if precision == "tf32" else 32,
+        PRECISION=precision,
+        num_warps=4 if rows > 16 else 2,
     )
     return out
 
@@ -85,12 +85,28 @@ def convolve_back(
     side, C = round(T**0.5), W.shape[2] // (k * k)
     size = side + k - 1
     out = d.new_empty(R, m, size * size, C)
-    _back_kernel[(G * n, R, -(-C // _CHANNELS))](
+    width = min(_WIDTH, _power_of_two(C))
+    _back_kernel[(G * -(-n // _MEMBERS), R, -(-C // width))](
         *(d.contiguous(), W, output_index, members.contiguous(), out),
         *(W.stride(0), W.stride(1), m, B, c, n, n_out, C, side, k),
-        SIDE=_power_of_two(size * size),
-        WIDTH=_CHANNELS,
-        DEPTH=_CHANNELS,
+        MEMBERS=_MEMBERS,
+        CELLS=_power_of_two(size * size),
+        WIDTH=width,
+        DEPTH=min(_DEPTH, _power_of_two(n_out)),
+        PRECISION=_precision(),
+    )
+    return out
+
+
+def project(x: Tensor, U: Tensor, kinds: Tensor) -> Tensor:
+    """Return ``x[g] U[kinds[g]]`` (G, B, n, N), for x (G, B, n, K) and U (kinds, B, K, N)."""
+    (G, B, n, K), N = x.shape, U.shape[3]
+    out = x.new_empty(G, B, n, N)
+    _project_kernel[(-(-N // _WIDTH), -(-n // _ROWS), G * B)](
+        *(x.contiguous(), U.contiguous(), kinds, out, B, n, K, N),
+        ROWS=_ROWS,
+        WIDTH=_WIDTH,
+        DEPTH=_DEPTH,
         PRECISION=_precision(),
     )
     return out
@@ -197,38 +213,70 @@ def _back(  # type: ignore[no-untyped-def]
     C,
     side,
     k,
-    SIDE: tl.constexpr,
+    MEMBERS: tl.constexpr,
+    CELLS: tl.constexpr,
     WIDTH: tl.constexpr,
     DEPTH: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Write the gradients of one raw output of one box at WIDTH channels."""
-    member, r = tl.program_id(0), tl.program_id(1)
-    layer = member // n
-    box, output = tl.load(members + member), tl.load(output_index + r)
-    size = side + k - 1
-    cell, channel = tl.arange(0, SIDE), tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
+    """Write the gradients of one raw output of MEMBERS boxes of a row at WIDTH channels."""
+    blocks = tl.cdiv(n, MEMBERS)
+    layer, block, r = tl.program_id(0) // blocks, tl.program_id(0) % blocks, tl.program_id(1)
+    output, size = tl.load(output_index + r), side + k - 1
+    rows, channel = tl.arange(0, MEMBERS * CELLS), tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
+    number, cell = block * MEMBERS + rows // CELLS, rows % CELLS
+    box = tl.load(members + layer * n + number, mask=number < n, other=m)
+    is_box = (box < m) & (cell < size * size)
     row, column = cell // size, cell % size
     # d is (G, B c, n, T, n_out)
-    d += (((layer * B * c + output) * n + member % n) * side * side * n_out).to(tl.int64)
+    d += ((layer * B * c + output) * n + number[:, None]).to(tl.int64) * side * side * n_out
     W += layer.to(tl.int64) * W_stride_G + (output // c) * W_stride_B
-    total = tl.zeros((SIDE, WIDTH), dtype=tl.float32)
-    if box < m:
-        for tap in range(k * k):
-            y, x = row - tap // k, column - tap % k
-            is_read = (y >= 0) & (y < side) & (x >= 0) & (x < side) & (row < size)
-            for start in range(0, n_out, DEPTH):
-                o = start + tl.arange(0, DEPTH)
-                at_d = (y * side + x)[:, None] * n_out + o[None, :]
-                a = tl.load(d + at_d, mask=is_read[:, None] & (o < n_out)[None, :], other=0.0)
-                at_W = (tap * C + channel)[None, :] * n_out + o[:, None]
-                is_weight = (channel < C)[None, :] & (o < n_out)[:, None]
-                w = tl.load(W + at_W, mask=is_weight, other=0.0)
-                total += tl.dot(a, w, input_precision=PRECISION)
-        at = ((r * m + box) * size * size + cell[:, None]).to(tl.int64) * C + channel[None, :]
-        tl.store(out + at, total, mask=(cell < size * size)[:, None] & (channel < C)[None, :])
+    total = tl.zeros((MEMBERS * CELLS, WIDTH), dtype=tl.float32)
+    for tap in range(k * k):
+        y, x = row - tap // k, column - tap % k
+        is_read = is_box & (y >= 0) & (y < side) & (x >= 0) & (x < side)
+        for start in range(0, n_out, DEPTH):
+            o = start + tl.arange(0, DEPTH)
+            at = (y * side + x)[:, None] * n_out + o[None, :]
+            a = tl.load(d + at, mask=is_read[:, None] & (o < n_out)[None, :], other=0.0)
+            at = (tap * C + channel)[None, :] * n_out + o[:, None]
+            w = tl.load(W + at, mask=(channel < C)[None, :] & (o < n_out)[:, None], other=0.0)
+            total += tl.dot(a, w, input_precision=PRECISION)
+    at = ((r * m + box) * size * size + cell)[:, None].to(tl.int64) * C + channel[None, :]
+    tl.store(out + at, total, mask=is_box[:, None] & (channel < C)[None, :])
 
 
+def _project(  # type: ignore[no-untyped-def]
+    x,
+    U,
+    kinds,
+    out,
+    B,
+    n,
+    K,
+    N,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Write a tile of the product of one row and branch."""
+    column = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    row, layer = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.program_id(2)
+    U += (tl.load(kinds + layer // B) * B + layer % B).to(tl.int64) * K * N
+    x += layer.to(tl.int64) * n * K
+    total = tl.zeros((ROWS, WIDTH), dtype=tl.float32)
+    for start in range(0, K, DEPTH):
+        k = start + tl.arange(0, DEPTH)
+        is_x, is_U = (row < n)[:, None] & (k < K)[None, :], (k < K)[:, None] & (column < N)[None, :]
+        a = tl.load(x + row[:, None] * K + k[None, :], mask=is_x, other=0.0)
+        b = tl.load(U + k[:, None] * N + column[None, :], mask=is_U, other=0.0)
+        total += tl.dot(a, b, input_precision=PRECISION)
+    at = layer.to(tl.int64) * n * N + row[:, None] * N + column[None, :]
+    tl.store(out + at, total, mask=(row < n)[:, None] & (column < N)[None, :])
+
+
+_project_kernel: Any = None if triton is None else triton.jit(_project)
 _back_kernel: Any = None if triton is None else triton.jit(_back)
 _gram_kernel: Any = None if triton is None else triton.jit(_gram)
 _form_kernel: Any = None if triton is None else triton.jit(_form)

@@ -307,9 +307,11 @@ def _run_first_stage(
     if stage.directions is not None:
         alpha = by_branch(own @ stage.directions.transpose(1, 2).flatten(2))
     elif stage.posterior is not None and stage.posterior.F is None:
-        U = stage.posterior.U
-        alpha = own @ U if U.dim() == 2 else own.unsqueeze(1) @ U
-        alpha = alpha.view(G, -1, n, T, U.shape[-1])
+        if stage.posterior.U.dim() == 2:
+            alpha = stage.posterior.project(own)
+        else:
+            alpha = stage.posterior.project_each(own.unsqueeze(1).expand(-1, B, -1, -1))
+        alpha = alpha.view(G, -1, n, T, alpha.shape[-1])
     h, slope = stage.activate(by_branch(stage.product(own, stage.W.transpose(1, 2).flatten(2))))
     on_map = (rows < len(A) - 1) if inside is None else inside[:, 0][rows]
     on_map = on_map.view(G, 1, n, T, 1)
@@ -326,9 +328,11 @@ def _run_later_stage(stage: StageWeights, x: Tensor) -> tuple[Tensor, StageCache
         extra[: stage.has_bias] = 1
         A = torch.cat([A, extra.expand(*A.shape[:-1], -1)], -1)
     flat = A.flatten(2, 3)
-    basis = stage.posterior.U if stage.posterior is not None else None
-    basis = stage.directions.flatten(3) if stage.directions is not None else basis
-    alpha = None if basis is None else (flat @ basis).view(*A.shape[:4], -1)
+    alpha = None
+    if stage.directions is not None:
+        alpha = (flat @ stage.directions.flatten(3)).view(*A.shape[:4], -1)
+    elif stage.posterior is not None:
+        alpha = stage.posterior.project_each(flat).view(*A.shape[:4], -1)
     h, slope = stage.activate(stage.product(flat, stage.W).view(*A.shape[:4], -1))
     return h, (alpha, slope)
 

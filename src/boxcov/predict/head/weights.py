@@ -18,10 +18,13 @@ from torch.nn.functional import pad, relu
 from boxcov._torch.process_state import matrix_precision
 from boxcov.head_stages import HeadStages, Stage
 from boxcov.posterior.posterior import Posterior
+from boxcov.predict.cuda.head_kernels import has_kernels, project
 from boxcov.predict.head.separable_variances import fit_separable
 
 # relative error of the separable variances in float32; float64 uses the variances as they are
 TOLERANCE = 1e-5
+
+_WIDEST = 1200  # columns of a Gram matrix on a GPU
 
 Bands = tuple[tuple[slice, Tensor | None], ...]
 
@@ -40,6 +43,7 @@ class StagePosterior:
     F: Tensor | None = None  # (G, B, n_out, S)
     bands: Bands = ()  # q, and h (S of the band, number of q); None stands for ones
     has_remainder: bool = False  # U is (n_in, kept), and ``a - U U^T a`` is appended to ``U^T a``
+    kinds: Tensor | None = None  # (G,) the rows of U (kinds, B, n_in, n_in); None: all, in order
 
     def project(self, A: Tensor) -> Tensor:
         """alpha: ``A U`` of inputs A (L + 1, n_in), with a remainder ``[A U, A - A U U^T]``."""
@@ -50,6 +54,10 @@ class StagePosterior:
         projected = torch.mm(A, self.U, out=alpha[:, :kept])
         torch.addmm(A, projected, self.U.T, alpha=-1, out=alpha[:, kept:])
         return alpha
+
+    def project_each(self, A: Tensor) -> Tensor:
+        """``A U`` (G, B, n, n_in) where every layer has a U of its own, for A (G, B, n, n_in)."""
+        return A @ self.U if self.kinds is None else project(A, self.U, self.kinds)
 
     @cached_property
     def terms(self) -> tuple[Tensor, Tensor]:
@@ -62,13 +70,32 @@ class StagePosterior:
             columns += [[q.start, q.stop]] * len(h)
         return torch.cat(rows), torch.tensor(columns, dtype=torch.int32, device=self.U.device)
 
+    def with_narrow_bands(self) -> StagePosterior:
+        """The same with wide bands cut into pieces, which the programs of a GPU share."""
+        assert self.F is not None
+        bands: list[tuple[slice, Tensor | None]] = []
+        F = []
+        sizes = [1 if h is None else len(h) for _, h in self.bands]
+        for (q, h), own in zip(self.bands, self.F.split(sizes, 3)):
+            width = q.stop - q.start
+            step = -(-width // -(-width // _WIDEST))
+            for start in range(0, width, step):
+                piece = slice(start, min(start + step, width))
+                at = slice(q.start + piece.start, q.start + piece.stop)
+                bands.append((at, None if h is None else h[:, piece]))
+                F.append(own)
+        return replace(self, bands=tuple(bands), F=torch.cat(F, 3))
+
     def select(self, kinds: slice | Tensor) -> StagePosterior:
-        """The layers of some kinds. The variances are left as they are where ``F`` gives them."""
+        """The layers of some kinds."""
+        has_own = self.U.dim() == 4
+        in_kernel = has_own and isinstance(kinds, Tensor) and has_kernels(self.U)
         return replace(
             self,
-            U=self.U if self.U.dim() == 2 else self.U[kinds],
+            U=self.U[kinds] if has_own and not in_kernel else self.U,
+            kinds=kinds if in_kernel and isinstance(kinds, Tensor) else None,
             V=self.V[kinds],
-            variances=self.variances if self.F is not None else self.variances[kinds],
+            variances=self.variances[kinds],
             F=None if self.F is None else self.F[kinds],
         )
 
@@ -341,13 +368,17 @@ def _stage_posterior(
     if found is None:
         return StagePosterior(U, V, variances)
     F = stack(list(found.F), n_out, found.F[0].shape[1])
-    if not found.n_merged:
-        return StagePosterior(U, V, variances, F, found.bands)
-    first, kept = found.n_merged, len(order) - found.n_merged
-    bands = [(slice(q.start - first, q.stop - first), h) for q, h in found.bands]
-    remainder = slice(kept, kept + n_in), None
-    U = U[:, first : len(order)].contiguous()
-    return StagePosterior(U, V, variances, F, (*bands, remainder), has_remainder=True)
+    made = StagePosterior(U, V, variances, F, found.bands)
+    if found.n_merged:
+        first, kept = found.n_merged, len(order) - found.n_merged
+        bands = [(slice(q.start - first, q.stop - first), h) for q, h in found.bands]
+        remainder = slice(kept, kept + n_in), None
+        U = U[:, first : len(order)].contiguous()
+        made = replace(made, U=U, bands=(*bands, remainder), has_remainder=True)
+    if not has_kernels(U):
+        return made
+    # tensor cores read both factors of A U along the sum: columns of U side by side
+    return replace(made.with_narrow_bands(), U=U.T.contiguous().T)
 
 
 def _tap_order(layer: nn.Conv2d) -> Tensor:
