@@ -243,7 +243,7 @@ def test_factors_are_in_full_precision_where_the_forward_is_not(joined: bool) ->
         inputs.finish()
         (found,) = factors.output_terms([x.flatten(2).unsqueeze(1).repeat(1, 1, 2, 1)], joined)
     expected = (
-        grams.input_gram(x.double(), call.geometry, has_bias=True),
+        grams.input_grams([x.double()], call.geometry, has_bias=True)[0],
         torch.einsum("bnt,bmt->nm", *[x.double().flatten(2)] * 2).repeat(2, 2),
     )
     for part, Q in zip((inputs.terms[0], found), expected):
