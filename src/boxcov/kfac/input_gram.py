@@ -118,11 +118,14 @@ def _by_correlation(xs: Sequence[Tensor], geometry: Geometry) -> tuple[Tensor, T
     n_in = channels * taps  # runs over (channel, tap)
     Q = Q.permute(2, 3, 0, 4, 1).reshape(groups, n_in, n_in)
     total = torch.cat([x.sum(dim=(0, *range(2, x.dim()))) for x in xs]).view(groups, channels, 1)
-    total = total.expand(-1, -1, taps).flatten(1)
-    ring = list(_ring(xs, geometry))
-    if ring:
-        a = torch.cat(ring, 3) if len(ring) > 1 else ring[0]
-        Q, total = Q - gram(a), total - a.sum(dim=(0, 3))
+    total = total.repeat(1, 1, taps).flatten(1)
+    by_tap = channels, *geometry.kernel
+    for touching, a in _ring(xs, geometry):
+        at = (slice(None), *touching)
+        some = total.view(groups, *by_tap)[(slice(None), *at)]
+        some -= a.sum(dim=(0, 3)).view_as(some)
+        block = Q.view(groups, *by_tap, *by_tap)[(slice(None), *at, *at)]
+        block -= gram(a).view_as(block)
     if is_transposed:
         order = torch.arange(n_in, device=Q.device).view(channels, taps).flip(1).flatten()
         Q, total = Q[:, order][:, :, order], total[:, order]
@@ -210,25 +213,32 @@ def _count_pieces(device: torch.device, groups: int, channels: int, most: int) -
     return max(1, min(-(-_BUSY_TILES // tiles), most))
 
 
-def _ring(xs: Sequence[Tensor], geometry: Geometry) -> Iterator[Tensor]:
-    """Yield the columns (B, n G, n_in, T) of locations outside the output that touch the input."""
+def _ring(xs: Sequence[Tensor], geometry: Geometry) -> Iterator[tuple[tuple[slice, ...], Tensor]]:
+    """Yield the columns (B, n G, n_in, T) of locations outside the output that touch the input.
+
+    Each side of the ring comes with its own taps, given per dimension: the others read only zeros.
+    """
     n = len(geometry.kernel)
-    reach = geometry.reach
+    kernel, reach, groups = geometry.kernel, geometry.reach, len(xs) * geometry.groups
     for axis in range(n):
         size = xs[0].shape[2 + axis]
         # in earlier dimensions the real locations only, in later ones all that touch
         around = [geometry.padding[a] if a < axis else (reach[a], reach[a]) for a in range(n)]
-        before, after = (reach[axis] - p for p in geometry.padding[axis])
-        for start, stop, sides in (
-            (0, before, (reach[axis], 0)),
-            (size - after, size, (0, reach[axis])),
-        ):
-            if start == stop:
+        for side, p in enumerate(geometry.padding[axis]):
+            thickness = reach[axis] - p
+            if not thickness:
                 continue
+            count = kernel[axis] - p // geometry.dilation[axis] - 1  # of taps that touch
+            touching = [slice(None)] * n
+            touching[axis] = slice(count) if side else slice(kernel[axis] - count, None)
             # a slab thicker than the input is the input, padded with zeros
-            low, high = max(start, 0), min(stop, size)
+            inside = min(thickness, size)
             padding = [*around]
-            padding[axis] = (sides[0] + low - start, sides[1] + stop - high)
-            slab = _joined([x.narrow(2 + axis, low, high - low) for x in xs])
-            groups = len(xs) * geometry.groups
-            yield columns(slab, replace(geometry, padding=tuple(padding), groups=groups))
+            padding[axis] = geometry.dilation[axis] * (count - 1), thickness - inside
+            if side:
+                padding[axis] = padding[axis][::-1]
+            start = size - inside if side else 0
+            slab = _joined([x.narrow(2 + axis, start, inside) for x in xs])
+            some = (*kernel[:axis], count, *kernel[axis + 1 :])
+            part = replace(geometry, kernel=some, padding=tuple(padding), groups=groups)
+            yield tuple(touching), columns(slab, part)
