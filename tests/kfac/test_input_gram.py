@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from unittest import mock
 
 import pytest
@@ -19,6 +21,16 @@ def unfolded(x: Tensor, geometry: Geometry, has_bias: bool) -> tuple[Tensor, int
     if has_bias:
         a = torch.cat([a, torch.ones_like(a[:, :, :1])], 2)
     return gram(a), a.shape[0] * a.shape[3]
+
+
+@contextmanager
+def as_on_a_gpu(pieces: int) -> Iterator[None]:
+    """Lay out pixels as on a GPU, in a given number of pieces."""
+    with (
+        mock.patch.object(grams, "_is_pixel_major", return_value=True),
+        mock.patch.object(grams, "_count_pieces", return_value=pieces),
+    ):
+        yield
 
 
 @st.composite
@@ -71,7 +83,7 @@ def _weight(out: int, inputs: int, kernel: tuple[int, ...]) -> Tensor:
 @given(convolutions(), st.booleans())
 def test_input_gram_equals_unfolding(case: tuple[Tensor, Geometry], has_bias: bool) -> None:
     x, geometry = case
-    Q = grams.input_gram(x, geometry, has_bias)
+    Q = grams.input_grams([x], geometry, has_bias)[0]
     expected, _ = unfolded(x, geometry, has_bias)
     assert torch.allclose(Q, expected, rtol=1e-10, atol=1e-10)
 
@@ -86,7 +98,7 @@ def test_correlation_equals_unfolding_wherever_it_is_possible(
     strided = any(s != 1 for s in geometry.stride) and not geometry.transposed
     if strided or any(p > r for pair, r in zip(geometry.padding, geometry.reach) for p in pair):
         return
-    Q, total = grams._by_correlation(x, geometry)
+    Q, total = grams._by_correlation([x], geometry)
     a = columns(x, geometry)
     assert torch.allclose(Q, gram(a), rtol=1e-10, atol=1e-10)
     assert torch.allclose(total, a.sum((0, 3)), rtol=1e-10, atol=1e-10)
@@ -95,20 +107,30 @@ def test_correlation_equals_unfolding_wherever_it_is_possible(
 @settings(max_examples=100, deadline=None)
 @given(convolutions(), st.booleans(), st.integers(1, 3), st.integers(1, 4))
 def test_inputs_of_one_shape_together(
-    case: tuple[Tensor, Geometry], has_bias: bool, count: int, stretches: int
+    case: tuple[Tensor, Geometry], has_bias: bool, count: int, pieces: int
 ) -> None:
-    """Also in several pieces of a row, as on a GPU, and where unfolding is cheaper."""
+    """Laid out as on a GPU, in several pieces, also where unfolding is cheaper."""
     x, geometry = case
     xs = [x + i for i in range(count)]
     possible = not (any(s != 1 for s in geometry.stride) and not geometry.transposed)
     possible &= all(p <= r for pair, r in zip(geometry.padding, geometry.reach) for p in pair)
     with (
         mock.patch.object(grams, "_correlates", return_value=possible),
-        mock.patch.object(grams, "_count_pieces", return_value=stretches),
+        as_on_a_gpu(pieces),
     ):
         found = grams.input_grams(xs, geometry, has_bias)
     for Q, x in zip(found, xs, strict=True):
         assert torch.allclose(Q, unfolded(x, geometry, has_bias)[0], rtol=1e-10, atol=1e-9)
+
+
+@pytest.mark.parametrize("pieces", [1, 8])
+def test_a_large_map_as_on_a_gpu(pieces: int) -> None:
+    x = (torch.randn(3, 8, 40, 40).relu() + 3).contiguous(memory_format=torch.channels_last)
+    geometry = Geometry((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
+    with as_on_a_gpu(pieces):
+        (Q,) = grams.input_grams([x], geometry, True)
+    expected, _ = unfolded(x.double(), geometry, True)
+    assert float((Q - expected).norm() / expected.norm()) < 1e-6
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
@@ -119,12 +141,26 @@ def test_linear_inputs_together(shape: tuple[int, ...], has_bias: bool) -> None:
         assert torch.allclose(Q, unfolded(x, Geometry(), has_bias)[0])
 
 
-def test_long_rows_are_cut_on_a_gpu_alone() -> None:
-    x = torch.empty(1, 36 * 64, 128, 128, device="meta")
-    assert grams._count_pieces(x, 36, 130 * 130, 262) == 8
-    assert grams._count_pieces(x, 36, 130 * 130, 2620) == 1  # short pieces would be mostly margin
-    assert grams._count_pieces(x, 1, 130 * 130, 262) == 1  # large products already fill the GPU
-    assert grams._count_pieces(torch.empty(1, 64, 8, 8), 1, 100, 1) == 1
+@pytest.mark.parametrize("pieces", [1, 3, 40])
+def test_a_nan_stays_in_its_own_group(pieces: int) -> None:
+    geometry = Geometry((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), groups=2)
+    xs = [torch.randn(2, 4, 9, 9) for _ in range(3)]
+    xs[1][0, :2] = torch.nan  # the first pixels of a group, which shifts of the one before reach
+    with (
+        mock.patch.object(grams, "_correlates", return_value=True),
+        as_on_a_gpu(pieces),
+    ):
+        found = grams.input_grams(xs, geometry, has_bias=True)
+    assert found.isnan().any(dim=(2, 3)).tolist() == [[False] * 2, [True, False], [False] * 2]
+
+
+def test_long_sums_are_cut_on_a_gpu_alone() -> None:
+    gpu = torch.device("cuda")
+    assert grams._count_pieces(gpu, 36, 64, 129) == 29
+    assert grams._count_pieces(gpu, 1, 384, 129) == 29
+    assert grams._count_pieces(gpu, 1, 384, 8) == 8  # shorter pieces would be mostly margin
+    assert grams._count_pieces(gpu, 1, 384, 0) == 1
+    assert grams._count_pieces(torch.device("cpu"), 36, 64, 129) == 1
 
 
 @pytest.mark.parametrize(
@@ -159,7 +195,7 @@ def test_float32_loses_no_more_than_rounding() -> None:
     # a large mean, as after a ReLU, makes the correction at the border large
     x = torch.randn(2, 8, 40, 40).relu() + 3
     geometry = Geometry((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
-    Q = grams.input_gram(x, geometry, True)
+    Q = grams.input_grams([x], geometry, True)[0]
     expected, _ = unfolded(x.double(), geometry, True)
     assert float((Q - expected).norm() / expected.norm()) < 1e-6
 

@@ -25,43 +25,38 @@ from torch.nn.functional import pad
 from boxcov._torch.layers import Geometry, columns, gram, plain, stretch
 
 _TILE = 64
-_BUSY_TILES = 256  # tiles of 64 x 64 outputs that keep a GPU busy
+_BUSY_TILES = 1024  # tiles of 64 x 64 outputs that keep a GPU busy
 
 
-def input_gram(x: Tensor, geometry: Geometry, has_bias: bool) -> Tensor:
-    """Return the sum of ``a a^T`` over all locations (G, n_in, n_in).
+def input_grams(xs: Sequence[Tensor], geometry: Geometry, has_bias: bool) -> Tensor:
+    """Return the sums of ``a a^T`` over all locations, of n inputs of equal shape.
 
-    With a bias, a has a 1 appended.
+    With a bias, a has a 1 appended. The result is (n, G, n_in, n_in).
     """
-    locations = len(x) * (prod(_output_sizes(x, geometry)) if geometry.kernel else x.shape[1])
+    if not geometry.kernel:  # a convolution of one tap along the locations
+        xs, geometry = [x.transpose(1, 2) for x in xs], Geometry((1,), (1,), ((0, 0),), (1,))
+    n, x = len(xs), xs[0]
+    locations = len(x) * prod(_output_sizes(x, geometry))
     if not locations:  # an empty batch, or an input smaller than the kernel
-        n_in = x.shape[1] // geometry.groups * geometry.taps if geometry.kernel else x.shape[-1]
-        return x.new_zeros(geometry.groups, n_in + has_bias, n_in + has_bias)
+        n_in = x.shape[1] // geometry.groups * geometry.taps + has_bias
+        return x.new_zeros(n, geometry.groups, n_in, n_in)
     if _correlates(x, geometry):
-        Q, total = _by_correlation(x, geometry)
+        Q, total = _by_correlation(xs, geometry)
     else:
-        a = columns(x, geometry)
+        a = columns(_joined(xs), replace(geometry, groups=n * geometry.groups))
         Q, total = gram(a), a.sum(dim=(0, 3))
     if has_bias:
         Q = pad(Q, (0, 1, 0, 1), value=locations)
         Q[:, -1, :-1] = Q[:, :-1, -1] = total
-    return Q
-
-
-def input_grams(xs: Sequence[Tensor], geometry: Geometry, has_bias: bool) -> Tensor:
-    """Return the sums of ``a a^T`` of n inputs of equal shape (n, G, n_in, n_in)."""
-    n = len(xs)
-    if n == 1:
-        return input_gram(xs[0], geometry, has_bias).unsqueeze(0)
-    if not geometry.kernel:  # a convolution of one tap along the locations
-        xs, geometry = [x.transpose(1, 2) for x in xs], Geometry((1,), (1,), ((0, 0),), (1,))
-    grouped = replace(geometry, groups=n * geometry.groups)
-    Q = input_gram(torch.cat(list(xs), 1), grouped, has_bias)
     return Q.unflatten(0, (n, geometry.groups))
 
 
+def _joined(xs: Sequence[Tensor]) -> Tensor:
+    return xs[0] if len(xs) == 1 else torch.cat(list(xs), 1)
+
+
 def memory_of(x: Tensor, geometry: Geometry) -> int:
-    """Return the bytes that ``input_gram`` reads: the input, or its columns if it is unfolded."""
+    """Return the bytes that are read of one input: itself, or its columns if it is unfolded."""
     size = max(4, x.element_size())
     if not geometry.kernel or _correlates(x, geometry):
         return x.numel() * size
@@ -109,27 +104,30 @@ def _lags(geometry: Geometry) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def _by_correlation(x: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
-    """Return the sum of ``a a^T`` (G, n_in, n_in) and of ``a`` (G, n_in)."""
+def _by_correlation(xs: Sequence[Tensor], geometry: Geometry) -> tuple[Tensor, Tensor]:
+    """Return the sum of ``a a^T`` (n G, n_in, n_in) and of ``a`` (n G, n_in) of n inputs."""
     lags, is_transposed = _lags(geometry), geometry.transposed
     if is_transposed:
-        x, geometry = stretch(x, geometry), plain(geometry)
-    groups, taps = geometry.groups, geometry.taps
-    channels = x.shape[1] // groups
+        xs, geometry = [stretch(x, geometry) for x in xs], plain(geometry)
+    groups, taps = len(xs) * geometry.groups, geometry.taps
     # blocks of all lags, of their opposites, and zeros; one gather puts them into place
-    lagged = _correlations(x, geometry, lags)  # (lags, G, channels, channels)
+    lagged = _correlations(xs, geometry, lags)  # (lags, n G, channels, channels)
     blocks = torch.cat([lagged, lagged.transpose(2, 3), torch.zeros_like(lagged[:1])])
-    Q = blocks[_block_index(geometry.kernel, lags, x.device)]  # (taps, taps, G, channels, channels)
+    Q = blocks[_block_index(geometry.kernel, lags, lagged.device)]  # (taps, taps, n G, ...)
+    channels = lagged.shape[-1]
     n_in = channels * taps  # runs over (channel, tap)
     Q = Q.permute(2, 3, 0, 4, 1).reshape(groups, n_in, n_in)
-    total = x.sum(dim=(0, *range(2, x.dim()))).view(groups, channels, 1)
-    total = total.expand(-1, -1, taps).flatten(1)
-    ring = list(_ring(x, geometry))
-    if ring:
-        a = torch.cat(ring, 3) if len(ring) > 1 else ring[0]
-        Q, total = Q - gram(a), total - a.sum(dim=(0, 3))
+    total = torch.cat([x.sum(dim=(0, *range(2, x.dim()))) for x in xs]).view(groups, channels, 1)
+    total = total.repeat(1, 1, taps).flatten(1)
+    by_tap = channels, *geometry.kernel
+    for touching, a in _ring(xs, geometry):
+        at = (slice(None), *touching)
+        some = total.view(groups, *by_tap)[(slice(None), *at)]
+        some -= a.sum(dim=(0, 3)).view_as(some)
+        block = Q.view(groups, *by_tap, *by_tap)[(slice(None), *at, *at)]
+        block -= gram(a).view_as(block)
     if is_transposed:
-        order = torch.arange(n_in, device=x.device).view(channels, taps).flip(1).flatten()
+        order = torch.arange(n_in, device=Q.device).view(channels, taps).flip(1).flatten()
         Q, total = Q[:, order][:, :, order], total[:, order]
     return Q, total
 
@@ -149,59 +147,98 @@ def _block_index(
     )
 
 
-def _correlations(x: Tensor, geometry: Geometry, lags: tuple[tuple[int, ...], ...]) -> Tensor:
-    """Return the sums over pixels and items of ``x[i] x[i + lag]^T`` (lags, G, channels, channels).
+def _correlations(
+    xs: Sequence[Tensor], geometry: Geometry, lags: tuple[tuple[int, ...], ...]
+) -> Tensor:
+    """Return the sums over pixels and items of ``x[i] x[i + lag]^T``, with an input of 0 outside.
 
-    The input is 0 outside. All pixels are laid out in one row, with enough zeros behind each line
-    that a lag is a shift of the row: this is the only copy.
+    All pixels of a group are laid out one after the other, with enough zeros behind each line that
+    a lag is a shift: this is the only copy. The result is (lags, n G, channels, channels).
     """
-    batch, channels = x.shape[:2]
-    sizes = [n + r for n, r in zip(x.shape[2:], geometry.reach)]
+    batch, groups = len(xs[0]), len(xs) * geometry.groups
+    channels = xs[0].shape[1] // geometry.groups
+    sizes = [n + r for n, r in zip(xs[0].shape[2:], geometry.reach)]
     strides = [prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
     shifts = [sum(n * d * s for n, d, s in zip(lag, geometry.dilation, strides)) for lag in lags]
     length, most = batch * prod(sizes), max(shifts)
-    pieces = _count_pieces(x, geometry.groups, length, most)
+    pieces = _count_pieces(xs[0].device, groups, channels, length // (8 * max(most, 1)))
     each = -(-length // pieces)
-    row = x.new_zeros(channels, pieces * each + most)
-    pixels = row[:, :length].view(channels, batch, *sizes)
-    pixels[(slice(None), slice(None), *(slice(n) for n in x.shape[2:]))] = x.transpose(0, 1)
-    if pieces > 1:  # each piece with what its shifts reach
-        row = row.unfold(1, each + most, each).transpose(0, 1).contiguous()
-    row = row.view(pieces * geometry.groups, channels // geometry.groups, each + most)
-    base = row[..., :each]
-    sums = row.new_empty(len(lags), len(row), row.shape[1], row.shape[1])
+    # behind them the zeros that shifts reach: if in pieces, then whole ones, which are not summed
+    step, spare = (each + most, 0) if pieces == 1 else (each, -(-most // each))
+    pixels = _laid_out(xs, geometry, sizes, (pieces + spare) * step)
+    count = groups * (pieces + spare)
+    used = count - spare
+    size = used, each, channels
+    stride = pixels.stride(0) // (pieces + spare), *pixels.stride()[1:]
+    base = pixels.as_strided(size, stride).transpose(1, 2)
+    sums = pixels.new_empty(len(lags), count, channels, channels)
     for out, shift in zip(sums, shifts):
-        torch.bmm(base, row[..., shift : shift + each].transpose(1, 2), out=out)
-    return sums if pieces == 1 else sums.unflatten(1, (pieces, geometry.groups)).sum(1)
+        torch.bmm(base, pixels.as_strided(size, stride, shift * stride[1]), out=out[:used])
+    sums = sums.unflatten(1, (groups, pieces + spare))
+    return sums[:, :, 0] if pieces == 1 else sums[:, :, :pieces].sum(2)
 
 
-def _count_pieces(x: Tensor, groups: int, length: int, most: int) -> int:
-    """Return into how many pieces to cut the row; few outputs would leave most of a GPU idle."""
-    if x.device.type == "cpu":
+def _laid_out(xs: Sequence[Tensor], geometry: Geometry, sizes: list[int], room: int) -> Tensor:
+    """Return the pixels of each group, padded with zeros (n G, room, channels)."""
+    n, groups, channels = len(xs), geometry.groups, xs[0].shape[1] // geometry.groups
+    if _is_pixel_major(xs[0].device):
+        pixels = xs[0].new_zeros(n * groups, room, channels)
+    else:
+        pixels = xs[0].new_zeros(n * groups, channels, room).transpose(1, 2)
+    used = pixels[:, : len(xs[0]) * prod(sizes)]
+    maps = used.view(n, groups, len(xs[0]), *sizes, channels)
+    inside = (slice(None), slice(None), *(slice(size) for size in xs[0].shape[2:]))
+    for target, x in zip(maps, xs):
+        target[inside] = x.unflatten(1, (groups, channels)).movedim((0, 1, 2), (1, 0, -1))
+    return pixels
+
+
+def _is_pixel_major(device: torch.device) -> bool:
+    """Return whether pixels are laid out as rows of their channels, and not channel by channel.
+
+    In rows every shift keeps the alignment that fast products on a GPU need. A CPU needs none, and
+    is faster and more accurate channel by channel where channels are few.
+    """
+    return device.type != "cpu"
+
+
+def _count_pieces(device: torch.device, groups: int, channels: int, most: int) -> int:
+    """Return into how many pieces, at most ``most``, to cut the pixels of each group.
+
+    Few outputs would leave most of a GPU idle, and long sums in TF32 are less accurate.
+    """
+    if not _is_pixel_major(device):
         return 1
-    tiles = groups * (-(-x.shape[1] // (groups * _TILE))) ** 2
-    return max(1, min(-(-_BUSY_TILES // tiles), length // (8 * max(most, 1))))
+    tiles = groups * (-(-channels // _TILE)) ** 2
+    return max(1, min(-(-_BUSY_TILES // tiles), most))
 
 
-def _ring(x: Tensor, geometry: Geometry) -> Iterator[Tensor]:
-    """Yield the columns (B, G, n_in, T) of locations outside the output that touch the input."""
+def _ring(xs: Sequence[Tensor], geometry: Geometry) -> Iterator[tuple[tuple[slice, ...], Tensor]]:
+    """Yield the columns (B, n G, n_in, T) of locations outside the output that touch the input.
+
+    Each side of the ring comes with its own taps, given per dimension: the others read only zeros.
+    """
     n = len(geometry.kernel)
-    reach = geometry.reach
+    kernel, reach, groups = geometry.kernel, geometry.reach, len(xs) * geometry.groups
     for axis in range(n):
-        size = x.shape[2 + axis]
+        size = xs[0].shape[2 + axis]
         # in earlier dimensions the real locations only, in later ones all that touch
         around = [geometry.padding[a] if a < axis else (reach[a], reach[a]) for a in range(n)]
-        before, after = (reach[axis] - p for p in geometry.padding[axis])
-        for start, stop, sides in (
-            (0, before, (reach[axis], 0)),
-            (size - after, size, (0, reach[axis])),
-        ):
-            if start == stop:
+        for side, p in enumerate(geometry.padding[axis]):
+            thickness = reach[axis] - p
+            if not thickness:
                 continue
+            count = kernel[axis] - p // geometry.dilation[axis] - 1  # of taps that touch
+            touching = [slice(None)] * n
+            touching[axis] = slice(count) if side else slice(kernel[axis] - count, None)
             # a slab thicker than the input is the input, padded with zeros
-            low, high = max(start, 0), min(stop, size)
+            inside = min(thickness, size)
             padding = [*around]
-            padding[axis] = (sides[0] + low - start, sides[1] + stop - high)
-            yield columns(
-                x.narrow(2 + axis, low, high - low), replace(geometry, padding=tuple(padding))
-            )
+            padding[axis] = geometry.dilation[axis] * (count - 1), thickness - inside
+            if side:
+                padding[axis] = padding[axis][::-1]
+            start = size - inside if side else 0
+            slab = _joined([x.narrow(2 + axis, start, inside) for x in xs])
+            some = (*kernel[:axis], count, *kernel[axis + 1 :])
+            part = replace(geometry, kernel=some, padding=tuple(padding), groups=groups)
+            yield tuple(touching), columns(slab, part)
