@@ -42,6 +42,7 @@ from boxcov.predict.head.weights import (
     StageWeights,
     padding_to_four,
 )
+from boxcov.predict.head.windows import convolve_windows
 
 # alpha, and the slope of norm and activation, which step 2 needs of a stage: (L + 1, columns) and
 # (L + 1, n_out), in the branches (G, B, n, T, columns or n_out)
@@ -127,6 +128,10 @@ def _derivatives_below(stage: StageWeights, plan: Plan, d: Tensor, tangents: Ten
     stage: the first one; d (R, m, T, n_out): the gradients at its layer's outputs.
     """
     cells, (k, _, C) = plan.stages[0], tangents.shape[:3]
+    if tangents.dtype == torch.float16 and plan.outside is not None:
+        found = convolve_windows(stage, plan, tangents).to(d.dtype)
+        return d.transpose(0, 1).flatten(2) @ found.flatten(2).permute(1, 2, 0)
+    tangents = tangents.to(d.dtype)
     rows = tangents.permute(0, 1, 3, 4, 2).reshape(k, -1, C)  # no copy if channels are last
     outside = cells.input_rows == len(plan.map_cells)
     if plan.outside is not None:
