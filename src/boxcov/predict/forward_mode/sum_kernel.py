@@ -24,16 +24,18 @@ _MAX_OFFSET = 2**31  # the kernel counts in 32 bits
 def scaled_sum(
     t: Tensor, other: Tensor | None, factor: Tensor | None, multiplier: float, out: Tensor
 ) -> Tensor:
-    """Write ``(t + other) * factor * multiplier`` to ``out`` (k, *shape), computed in float32.
+    """Write ``(t + other) * factor * multiplier`` to ``out`` (k, *shape), and return ``out``.
 
-    factor: broadcast to (*shape).
+    The product is taken in float32. factor: broadcast to (*shape).
     """
     given = (t, *(() if other is None else (other,)))
     if triton is not None and out.is_cuda and _run_kernel(given, factor, multiplier, out):
         return out
-    total = t.float() if other is None else t.float() + other.float()
-    total = total if factor is None else total * factor
-    return out.copy_(total * multiplier)
+    given = given if out.dtype == torch.float16 else tuple(x.float() for x in given)
+    total = given[0] if other is None else given[0] + given[1]
+    # a number would be rounded to float16, a tensor of float32 is not
+    ones = torch.ones(1, device=out.device) if factor is None else factor
+    return torch.mul(total, ones * multiplier, out=out)
 
 
 class Layout(NamedTuple):
@@ -121,16 +123,16 @@ def _add_and_scale(  # type: ignore[no-untyped-def]
     pixel, channel = number // CHANNELS, number % CHANNELS
     scale = tl.full((BLOCK,), 1.0, tl.float32) * multiplier
     if HAS_FACTOR:
-        at = factor + pixel * factor_pixel + channel
-        scale *= tl.load(at, mask=is_number, other=0).to(tl.float32)
+        from_factor = factor + pixel * factor_pixel + channel
+        scale *= tl.load(from_factor, mask=is_number, other=0).to(tl.float32)
     for i in range(k):
-        total = tl.load(a + i * a_direction + pixel * a_pixel + channel, mask=is_number, other=0.0)
-        total = total.to(tl.float32)
+        from_a = a + i * a_direction + pixel * a_pixel + channel
+        total = tl.load(from_a, mask=is_number, other=0.0).to(tl.float32)
         if HAS_OTHER:
-            at = b + i * b_direction + pixel * b_pixel + channel
-            total += tl.load(at, mask=is_number, other=0.0).to(tl.float32)
-        at = out + i * out_direction + pixel * out_pixel + channel
-        tl.store(at, (total * scale).to(out.dtype.element_ty), mask=is_number)
+            from_b = b + i * b_direction + pixel * b_pixel + channel
+            total += tl.load(from_b, mask=is_number, other=0.0).to(tl.float32)
+        to_out = out + i * out_direction + pixel * out_pixel + channel
+        tl.store(to_out, (total * scale).to(out.dtype.element_ty), mask=is_number)
 
 
 _kernel: Any = None if triton is None else triton.jit(_add_and_scale)

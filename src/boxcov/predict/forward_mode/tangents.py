@@ -180,6 +180,7 @@ class Tangents(TorchFunctionMode):
             own = half.scale(("in", key), x.whole)
             weight = half.operand(("weight", key), call.weight.detach, own / scale)
             moved = x.half(own)
+            self._set(call.x, Tangent(moved, scale=own))  # for its next reader
         if eta is not None:
             own = half.scale(("x", key), lambda: call.x)
             plain = Tangent(call.x.unsqueeze(0)).half(own)[0]
@@ -233,7 +234,8 @@ class Tangents(TorchFunctionMode):
             raise NoRule("a pointwise function of several tensors")
         tangent = self._tangents[x]
         writes = func in (torch.relu_, Tensor.relu_) or kwargs.get("inplace") or True in rest
-        before = x.detach().clone() if writes else x.detach()
+        needs_copy = writes and func not in _RELUS  # whose slope follows from the output
+        before = x.detach().clone() if needs_copy else x.detach()
         out: Tensor = func(*args, **kwargs)
         self._set(out, tangent.scaled(_slope(func, before, rest, kwargs, out)))
         return out
