@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 import boxcov
 from boxcov.predict.cuda.static_graph import Graphs
+from boxcov.predict.forward_mode.storage import Tangent
 from boxcov.static_selection import StaticLimits
 from helpers.centerpoint_cases import cloud, detector_of, pillar_config, voxel_config
 from helpers.centerpoint_cases import frames as labelled
@@ -28,12 +29,15 @@ from helpers.pretend_gpu import pretend_gpu, waits
 
 ROOMY = StaticLimits(boxes=300, candidates=500, pairs=100_000)
 TASKS = (("car",), ("pedestrian", "bicycle"))
+TF32 = boxcov.EngineOptions(precision="tf32")
 METHODS: dict[str, Callable[[Any, Any], Any]] = {
     "exact": lambda d, p: boxcov.ExactGLM(d, p),
     "exact, logit": lambda d, p: boxcov.ExactGLM(d, p, with_logit=True),
     "exact, samples": lambda d, p: boxcov.ExactGLM(d, p, samples=6),
     "mcglm": lambda d, p: boxcov.MCGLM(d, p, 4),
     "mcglm, logit": lambda d, p: boxcov.MCGLM(d, p, 4, with_logit=True),
+    "exact, samples, tf32": lambda d, p: boxcov.ExactGLM(d, p, samples=6, engine=TF32),
+    "mcglm, tf32": lambda d, p: boxcov.MCGLM(d, p, 4, engine=TF32),
     "mcglm, fd": lambda d, p: boxcov.MCGLM(d, p, 4, derivative="fd", epsilon=1e-3),
     "always verified": lambda d, p: boxcov.ExactGLM(
         d, p, engine=boxcov.EngineOptions(verify="always")
@@ -88,6 +92,8 @@ def check(make: Any, detector: Any, posterior: Any, frames: list[Any], device: s
     here, twin = make(detector, posterior), deepcopy(detector).to(device)
     there, results = make(twin, posterior), []
     tolerance = 2e-3 if getattr(there, "derivative", "") == "fd" else 1e-4
+    if there.engine.precision == "tf32":  # tangents are in float16
+        tolerance = 1e-2
     for inputs in frames:
         on_device = moved(inputs, device)
         expected, found, plain = here(inputs), there(on_device), twin.detect(on_device)
@@ -111,11 +117,63 @@ def test_pillars(pillars: Any, posterior: Any, method: str) -> None:
     assert model.router.route.cuda_graph == has_graph
 
 
-@pytest.mark.parametrize("method", ["exact, samples", "mcglm"])
-def test_whole_network(pillars: Any, method: str) -> None:
-    deep = fitted(pillars, "backbone")
+@pytest.fixture(scope="module")
+def deep(pillars: Any) -> Any:
+    return fitted(pillars, "backbone")
+
+
+half = Tangent.half
+SAMPLES = ["exact, samples", "mcglm"]
+
+
+@pytest.mark.parametrize("method", [*SAMPLES, *(f"{m}, tf32" for m in SAMPLES)])
+def test_whole_network(pillars: Any, deep: Any, method: str) -> None:
     model = check(METHODS[method], pillars, deep, clouds(pillars), "cuda:0")
     assert model.router.graph.graphs.replayed
+    assert "propagated tangents" in str(model.router.route)
+    assert model.router.propagation.in_half == ("tf32" in method)
+
+
+@pytest.mark.parametrize("method", ["mcglm", "mcglm, tf32"])
+def test_whole_network_without_stages(
+    pillars: Any, deep: Any, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(pillars), "stages", lambda *_: None)
+    model = check(METHODS[method], pillars, deep, clouds(pillars), "cuda:0")
+    assert model.router.graph.graphs.replayed
+    assert "head layers by propagated tangents" in str(model.router.route)
+
+
+@pytest.mark.parametrize("method", [f"{m}, tf32" for m in SAMPLES])
+def test_an_overflow_of_float16_ends_its_use(pillars: Any, deep: Any, method: str) -> None:
+    """No covariance is lost: the frame is computed again, with tangents in float32."""
+    twin = deepcopy(pillars).to("cuda")
+    model, exact = METHODS[method](twin, deep), METHODS[method.removesuffix(", tf32")](twin, deep)
+    first, second = (moved(inputs, "cuda") for inputs in clouds(pillars, (0, 1)))
+    model(first)
+    half = model.router.propagation._directions.half
+    assert half is not None
+    half._scales = {key: scale / 2**12 for key, scale in half._scales.items()}
+    half._operands.clear()
+    with pytest.warns(boxcov.BoxcovWarning, match="float16 may overflow"):
+        found = model(second)
+    assert relative(found.covariance, exact(second).covariance) < 1e-3
+    assert not model.router.propagation.in_half
+    model(first)
+    assert "propagated tangents" in str(model.router.route)
+
+
+@pytest.mark.parametrize("method", [f"{m}, tf32" for m in SAMPLES])
+def test_wrong_float16_is_refused(
+    pillars: Any, deep: Any, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tangent, "half", lambda tangent, scale: 2 * half(tangent, scale))
+    twin = deepcopy(pillars).to("cuda")
+    model, exact = METHODS[method](twin, deep), METHODS[method.removesuffix(", tf32")](twin, deep)
+    first, second = (moved(inputs, "cuda") for inputs in clouds(pillars, (0, 1)))
+    with pytest.warns(boxcov.BoxcovWarning, match="tangents in float16 differ"):
+        model(first)
+    assert relative(model(second).covariance, exact(second).covariance) < 1e-3
     assert "propagated tangents" in str(model.router.route)
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from logging import getLogger
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from boxcov._torch.process_state import matrix_precision
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.cuda.static_graph import CaptureError, GraphPass, StaticGraph
 from boxcov.predict.engine_options import EngineOptions
-from boxcov.predict.forward_mode.derivatives import TangentPropagation
+from boxcov.predict.forward_mode.derivatives import TangentPropagation, directional_derivatives
 from boxcov.predict.forward_mode.tangents import NoRule, Tangents
 from boxcov.predict.head.stages import StagedHead
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
@@ -96,6 +99,10 @@ class Router:
             self.route = route
             _LOG.info("%s: %s", type(self.linearized.detector).__name__, route)
 
+    def leave_half(self, reason: str) -> bool:
+        """Store tangents in float32 from now on; return whether they were in float16."""
+        return False
+
     def with_trunk(self, point: LinearizationPoint) -> LinearizationPoint:
         """The same point with its trunk cached: runs the detector again if it is not."""
         if point.has_trunk:
@@ -149,6 +156,30 @@ class TangentRouter(Router):
             posterior, options.precision, options.tolerance, options.cuda_graphs
         )
 
-    @cached_property
-    def propagation(self) -> TangentPropagation:
-        return TangentPropagation(self.linearized.weights, self.options.precision)
+        weights = self.linearized.weights
+        in_half = options.precision == "tf32" and all(
+            w.is_cuda and w.dtype == torch.float32 for w in weights.values()
+        )
+        self.propagation = TangentPropagation(weights, options.precision, in_half)
+
+    def leave_half(self, reason: str) -> bool:
+        if not self.propagation.in_half:
+            return False
+        self.propagation = TangentPropagation(self.linearized.weights, self.options.precision)
+        self.tangents_check = TangentsCheck()
+        warn_of_route(f"{reason}, so they are propagated in float32 from now on, which is slower")
+        return True
+
+    def oracle(self, point: LinearizationPoint, etas: Mapping[str, Tensor]) -> Tensor:
+        """J eta (m, D, k) by vmap(jvp), in float32 where it verifies tangents in float16."""
+        in_half = self.propagation.in_half and not self.tangents_check.is_refused
+        with matrix_precision("float32") if in_half else nullcontext():
+            return directional_derivatives(point, etas)
+
+    def tangents_agree(self, fast: Tensor, slow: Tensor, tangents: Tangents) -> bool | None:
+        """Whether derivatives from tangents agree with the oracle; None: try those in float32."""
+        in_half = tangents.directions.half is not None
+        if in_half and self.tangents_check.contradicts(fast, slow):
+            self.leave_half("tangents in float16 differ from those by vmap(jvp)")
+            return None
+        return self.tangents_check.compare(fast, slow, tangents.ends)
