@@ -13,6 +13,7 @@ from hashlib import sha256
 from types import MethodType
 from typing import Any, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -121,7 +122,11 @@ def float_leaves(tree: Any) -> list[Tensor]:
 
 def fresh(tree: Any) -> Any:
     """Return a copy of a pytree for one forward pass, which may change its inputs in place."""
-    return tree_map_only(Tensor, lambda t: t.clone(), tree)
+    return tree_map_only((Tensor, np.ndarray), _clone, tree)
+
+
+def _clone(array: Any) -> Any:
+    return array.clone() if isinstance(array, Tensor) else array.copy()
 
 
 def ready(inputs: Any, device: torch.device, where: str = "inputs") -> Any:

@@ -10,8 +10,8 @@ from warnings import warn
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
+from boxcov._torch.modules import fresh
 from boxcov.concatenation import concatenate
 from boxcov.detections import Detections
 from boxcov.detector import Detector
@@ -115,8 +115,8 @@ def changed_copies(
 ) -> Iterator[tuple[Any, Any]]:
     """Yield the copies of item ``number``, the same on every call."""
     for i in range(copies):
-        # an augment() that changes its tensors in place must not change the frame
-        x, t = tree_map_only(Tensor, Tensor.clone, (inputs, targets))
+        # an augment() that works in place must not change the frame
+        x, t = fresh((inputs, targets))
         changed, objects = changed_copy(detector, x, t, number * 1_000_003 + i)
         check_targets(objects, number)
         if len(objects) != len(targets):
