@@ -54,9 +54,10 @@ def _class_numbers(labels: Any, number: int) -> Array:
         found: Array = torch.as_tensor(labels).cpu().numpy()
         if not (found % 1).any():
             return found
+    shown = labels.tolist() if hasattr(labels, "tolist") else list(labels)
     raise BoxcovError(
-        f"the labels of item {number} are {shorten(list(labels), 80)}: give the number of each "
-        "object's class, from 0"
+        f"the labels of item {number} are {shorten(shown, 80)}: give the number of each object's "
+        "class, from 0"
     )
 
 
