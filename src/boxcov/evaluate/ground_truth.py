@@ -70,6 +70,9 @@ class GroundTruth:
     frame: Array  # (k,) index of the frame
     frames: int  # number of frames, including those without objects
 
+    def __repr__(self) -> str:
+        return f"GroundTruth({len(self.labels)} objects in {self.frames} frames)"
+
     @staticmethod
     def from_frames(frames: Iterable[Any]) -> GroundTruth:
         """Collect the targets of ``frames``.
