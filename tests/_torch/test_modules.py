@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from boxcov._torch.modules import fingerprint, fresh, ready, shadow
+from boxcov._torch.modules import _have_finite_sums, fingerprint, fresh, ready, shadow
 from boxcov.errors import NotFiniteFrameError
 
 CPU = torch.device("cpu")
@@ -96,6 +96,11 @@ def test_inputs_whose_sum_overflows_are_accepted(dtype: torch.dtype) -> None:
     large = torch.full((1000,), torch.finfo(dtype).max, dtype=dtype)
     inputs = {"points": [large, torch.zeros(0, 5)], "names": "a"}
     assert torch.equal(ready(inputs, CPU)["points"][0], large)
+
+
+def test_an_image_of_float16_takes_one_pass() -> None:
+    image = torch.full((3, 64, 64), 100, dtype=torch.float16)
+    assert _have_finite_sums([image, torch.ones(2)])
 
 
 @pytest.mark.parametrize("values", [[torch.inf, -torch.inf], [torch.nan, 1.0], [-torch.inf, 1.0]])

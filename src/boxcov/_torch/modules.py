@@ -152,13 +152,11 @@ def _have_finite_sums(tensors: list[Tensor]) -> bool:
 
     Synchronizes once per device.
     """
-    devices = {tensor.device for tensor in tensors}
-    return all(
-        bool(
-            torch.stack([t.sum().double() for t in tensors if t.device == device]).isfinite().all()
-        )
-        for device in devices
-    )
+    sums: dict[torch.device, list[Tensor]] = {}
+    for t in tensors:
+        wide = torch.promote_types(t.dtype, torch.float32)  # the sum of an image exceeds float16
+        sums.setdefault(t.device, []).append(t.sum(dtype=wide).double())
+    return all(bool(torch.stack(each).isfinite().all()) for each in sums.values())
 
 
 # the state of weights and buffers
