@@ -210,6 +210,15 @@ def test_one_frame_in_place_of_a_list_is_named(
         calibrate(ExactGLM(small, small_posterior), calibration_frames[0])
 
 
+def test_items_that_are_no_pairs_are_named(
+    small: TinyCenter, small_posterior: Posterior, calibration_frames: list
+) -> None:
+    named = [(*item, f"frame-{i}") for i, item in enumerate(calibration_frames[:8])]
+    for frames in (named, "a name of frames"):
+        with pytest.raises(BoxcovError, match=r"frame 0 is a (tuple|str), not a pair of inputs"):
+            calibrate(ExactGLM(small, small_posterior), frames)
+
+
 def assert_refused(model: ExactGLM, frames: Any, said: str) -> None:
     seen: list[int] = []
     with pytest.raises(BoxcovError, match=said):
