@@ -7,8 +7,9 @@ could do the same operations and read and write the same bytes once. NMS is part
 and shown by itself beside torchvision's, which takes boxes without rotation and runs outside a
 graph. Ways to run a frame: as it is, compiled (boxes bit for bit), fused, and batches of eight.
 Medians of 30 after a warm-up, with synchronization. Writes performance-stages.json,
-performance-frame.json and performance-methods.json, the tables of docs/results/frame.md; their
-names end in -cpu without a GPU, where a stage runs step by step, and medians are of 3.
+performance-frame.json and performance-methods.json, the tables of stages.md and frame.md in
+docs/results; their names end in -cpu without a GPU, where a stage runs step by step, and medians
+are of 3.
 """
 
 from __future__ import annotations

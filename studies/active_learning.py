@@ -227,7 +227,7 @@ def first_detector(task: tuple[Place, int]) -> str:
     if path.exists() and not weights.exists():
         raise BoxcovError(
             f"{weights}: no such file, but {path.name} was chosen with it: restore it, or delete "
-            f"{path.name} and results.jsonl to start anew"
+            f"{path.name} and results.jsonl to start again"
         )
     if path.exists():
         return f"seed {seed}: is there"

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from boxcov import BoxcovError, Detections
+from boxcov import BoxcovError, Candidates, Detections, Selection
 from boxcov.concatenation import concatenate, join_frames
+from boxcov.evaluate.ground_truth import GroundTruth
 
 
 def some(m: int = 4, D: int = 3, seed: int = 0) -> Detections:
@@ -225,3 +226,15 @@ def random_many(count: int) -> Detections:
     zeros = torch.zeros(count, dtype=torch.long)
     boxes, eye = torch.randn(count, 2), torch.eye(2).expand(count, 2, 2)
     return Detections(boxes, torch.rand(count), zeros, zeros, ("x", "y"), ("car",), eye)
+
+
+def test_repr_of_selections_and_objects_holds_no_numbers() -> None:
+    rows = torch.zeros(500, dtype=torch.long)
+    selection = Selection(rows, rows / 1, rows, (rows,))
+    assert repr(selection) == "Selection(500 instances, where: tuple)"
+    found = Candidates(rows, rows / 1, rows, rows, removed_by=rows)
+    assert repr(found) == "Candidates(500 instances, where: Tensor)"
+    labels = np.zeros(500, int)
+    assert repr(GroundTruth(np.zeros((500, 9)), labels, labels, 7)) == (
+        "GroundTruth(500 objects in 7 frames)"
+    )

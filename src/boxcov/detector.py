@@ -46,8 +46,12 @@ class Selection:
     def __len__(self) -> int:
         return int(self.scores.shape[0])
 
+    def __repr__(self) -> str:
+        where = type(self.where).__name__
+        return f"{type(self).__name__}({len(self)} instances, where: {where})"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Candidates(Selection):
     """All c instances above the score threshold, before NMS, as a selection.
 

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from boxcov._torch.modules import fingerprint, ready, shadow
+from boxcov._torch.modules import _have_finite_sums, fingerprint, fresh, ready, shadow
 from boxcov.errors import NotFiniteFrameError
 
 CPU = torch.device("cpu")
@@ -97,9 +98,23 @@ def test_inputs_whose_sum_overflows_are_accepted(dtype: torch.dtype) -> None:
     assert torch.equal(ready(inputs, CPU)["points"][0], large)
 
 
+def test_an_image_of_float16_takes_one_pass() -> None:
+    image = torch.full((3, 64, 64), 100, dtype=torch.float16)
+    assert _have_finite_sums([image, torch.ones(2)])
+
+
 @pytest.mark.parametrize("values", [[torch.inf, -torch.inf], [torch.nan, 1.0], [-torch.inf, 1.0]])
 def test_inputs_that_are_not_finite_are_counted(values: list[float]) -> None:
     bad = torch.tensor([0.0, *values])
     count = int((~bad.isfinite()).sum())
     with pytest.raises(NotFiniteFrameError, match=rf"inputs\[1\] holds {count} NaN .* of 3"):
         ready([torch.ones(4), bad], CPU)
+
+
+def test_a_copy_for_one_pass_shares_no_array() -> None:
+    given = {"points": [np.zeros(2), torch.zeros(2)], "name": "a"}
+    copy = fresh(given)
+    for array in copy["points"]:
+        array += 1
+    assert not any(bool(array.any()) for array in given["points"])
+    assert copy["name"] == "a"

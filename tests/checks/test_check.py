@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -118,6 +119,19 @@ def test_the_detector_is_untouched(frame: Any) -> None:
     assert {name: set(module.__dict__) for name, module in detector.named_modules()} == attributes
     assert not detector.head.shared[0].weight.requires_grad
     assert torch.equal(frame[0], image)
+
+
+class AugmentsArray(Base):
+    def augment(self, inputs: Any, targets: Any, generator: torch.Generator) -> Any:
+        targets[0]["extra"][0] += 1
+        return inputs, targets
+
+
+@pytest.mark.parametrize(("make", "passed"), [(Base, True), (AugmentsArray, False)])
+def test_arrays_of_numpy_that_augment_changes(make: Any, passed: bool) -> None:
+    inputs, (target,) = FRAME
+    extra = {"extra": np.array([1.0, np.nan])}
+    assert check(make(), (inputs, [{**target, **extra}]))["augment"].passed is passed
 
 
 def test_layers_and_cost(sound: Report, frame: Any) -> None:

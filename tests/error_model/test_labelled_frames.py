@@ -6,6 +6,7 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -16,7 +17,12 @@ from boxcov.detector import Detector
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.error_model import network
 from boxcov.error_model.calibrate import fit_error_model
-from boxcov.error_model.labelled_frames import CopiedBoxes, predict_copies, predict_frames
+from boxcov.error_model.labelled_frames import (
+    CopiedBoxes,
+    changed_copies,
+    predict_copies,
+    predict_frames,
+)
 from boxcov.error_model.network import TrainingOptions, fit_network
 from boxcov.errors import NotFiniteError
 from boxcov.evaluate.ground_truth import GroundTruth, match_detections
@@ -158,6 +164,18 @@ def test_an_augment_in_place_changes_no_frame(
     assert torch.equal(copies.found.boxes[number == 0], copies.found.boxes[number == 1])
 
 
+def test_an_augment_in_place_changes_no_array(small: TinyCenter, monkeypatch) -> None:
+    def moved(self: TinyCenter, inputs: Any, targets: Any, generator: torch.Generator) -> Any:
+        targets[0]["boxes"] += 1
+        return inputs, targets
+
+    monkeypatch.setattr(TinyCenter, "augment", moved)
+    targets = [{"boxes": np.zeros((2, 5)), "labels": np.zeros(2, int)}]
+    copies = list(changed_copies(small, torch.ones(1), targets, 0, 2))
+    assert [objects[0]["boxes"].max() for _, objects in copies] == [1, 1]
+    assert not targets[0]["boxes"].any()
+
+
 def test_copies_without_a_finite_covariance_are_warned_of(
     small: TinyCenter, small_posterior: Posterior, calibration_frames: list, monkeypatch
 ) -> None:
@@ -190,6 +208,15 @@ def test_one_frame_in_place_of_a_list_is_named(
 ) -> None:
     with pytest.raises(BoxcovError, match="frame 0 is a Tensor, not a pair of inputs and targets"):
         calibrate(ExactGLM(small, small_posterior), calibration_frames[0])
+
+
+def test_items_that_are_no_pairs_are_named(
+    small: TinyCenter, small_posterior: Posterior, calibration_frames: list
+) -> None:
+    named = [(*item, f"frame-{i}") for i, item in enumerate(calibration_frames[:8])]
+    for frames in (named, "a name of frames"):
+        with pytest.raises(BoxcovError, match=r"frame 0 is a (tuple|str), not a pair of inputs"):
+            calibrate(ExactGLM(small, small_posterior), frames)
 
 
 def assert_refused(model: ExactGLM, frames: Any, said: str) -> None:

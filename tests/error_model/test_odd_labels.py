@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -46,10 +48,15 @@ def test_labels_in_another_convention_calibrate_with_one_warning(
 
 @pytest.mark.parametrize(
     ("labels", "shown"),
-    [(["car", "car"], r"\['car', 'car'\]"), ([0, 0.7], r"\[0, 0.7\]")],
-    ids=["names", "fractions"],
+    [
+        (["car", "car"], r"\['car', 'car'\]"),
+        ([0, 0.7], r"\[0, 0.7\]"),
+        (torch.tensor([0, 0.5]), r"\[0.0, 0.5\]"),
+        (np.array(["car", "car"]), r"\['car', 'car'\]"),
+    ],
+    ids=["names", "fractions", "tensor", "array"],
 )
-def test_labels_are_numbers_of_classes(labels: list[object], shown: str) -> None:
+def test_labels_are_numbers_of_classes(labels: Any, shown: str) -> None:
     frames = [([], [{"boxes": torch.zeros(2, 5), "labels": labels}])]
     with pytest.raises(BoxcovError, match=f"the labels of item 0 are {shown}: give the number"):
         GroundTruth.from_frames(frames)

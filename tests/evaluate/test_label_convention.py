@@ -166,6 +166,19 @@ def test_boxes_of_low_scores_do_not_count() -> None:
     assert (compared.pairs, compared.seen) == (0, "")
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("fields", [SPACE, IMAGE])
+def test_boxes_and_labels_without_a_size_decide_nothing(fields: tuple[str, ...]) -> None:
+    found, truth = pairs(fields)
+    if fields == IMAGE:
+        found.boxes[:] = 0
+    else:
+        truth.boxes[:, SIZES] = 0
+    compared = compare_labels(found, truth)
+    assert compared is not None
+    assert compared.seen == ""
+
+
 def test_other_fields_are_not_compared() -> None:
     found, truth = pairs()
     other = tuple("abcdefg")

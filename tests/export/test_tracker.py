@@ -62,6 +62,11 @@ def test_boxes_on_a_gpu_are_tracked() -> None:
     np.testing.assert_allclose(on_gpu[0].mean, on_cpu[0].mean)
 
 
+def test_repr_of_a_track_is_one_line() -> None:
+    (track,) = last(tracker(), [boxes((10.0, 2.0, 0.0, 0.0, 0.0))] * 3)
+    assert repr(track).startswith("BoxTrack(1, label 0, 3 states, at x=10 y=2, P(object) ")
+
+
 def test_white_noise_gives_the_textbook_filter():
     one = tracker(persistence=1e-9, acceleration=2.0, turning=0.1)
     rng = np.random.default_rng(0)

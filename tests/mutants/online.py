@@ -87,7 +87,7 @@ ONLINE = [
         f"{STREAM}test_bad_frame_gives_an_error_line",
     ),
     Mutant(
-        "numbers that are none are a line",
+        "boxes with a NaN are an error line",
         "pipeline/stream.py",
         "if not bool(np.isfinite(arrays[name]).all()) and name not in _UNKNOWN:",
         "if False:",

@@ -148,6 +148,30 @@ def test_what_a_detector_of_ones_own_lacks_is_named() -> None:
         boxcov.compile(detector, image)
 
 
+class Unstaged(TinyCenter):
+    def stages(self, raw: Any, selection: Any) -> None:
+        return None
+
+
+def test_equal_weights_in_new_tensors_keep_the_covariance() -> None:
+    """As after load_state_dict(assign=True): the covariance of their directions was 0."""
+    frames = shapes.frames(count=2)
+    detector = Unstaged(threshold=0.05, most=3).eval()
+    model = boxcov.MCGLM(detector, boxcov.fit(detector, frames), 4)
+    fast = boxcov.compile(model, frames[0][0])
+    state = {name: tensor.clone() for name, tensor in detector.state_dict().items()}
+    detector.load_state_dict(state, assign=True)
+    assert_same(fast(frames[1][0]), model(frames[1][0]))
+
+
+def test_a_module_that_was_exchanged_is_run() -> None:
+    image = shapes.frames(count=1)[0][0]
+    detector = TinyCenter(threshold=0.05, most=3).eval()
+    fast = boxcov.compile(detector, image)
+    detector.head = TinyCenter(seed=1).eval().head
+    assert_same(fast(image), detector.detect(image))
+
+
 def test_changed_weights_are_noticed() -> None:
     frames = shapes.frames(count=2)
     detector = TinyCenter(threshold=0.05, most=3).eval()

@@ -13,6 +13,7 @@ from hashlib import sha256
 from types import MethodType
 from typing import Any, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -121,7 +122,11 @@ def float_leaves(tree: Any) -> list[Tensor]:
 
 def fresh(tree: Any) -> Any:
     """Return a copy of a pytree for one forward pass, which may change its inputs in place."""
-    return tree_map_only(Tensor, lambda t: t.clone(), tree)
+    return tree_map_only((Tensor, np.ndarray), _clone, tree)
+
+
+def _clone(array: Any) -> Any:
+    return array.clone() if isinstance(array, Tensor) else array.copy()
 
 
 def ready(inputs: Any, device: torch.device, where: str = "inputs") -> Any:
@@ -147,13 +152,11 @@ def _have_finite_sums(tensors: list[Tensor]) -> bool:
 
     Synchronizes once per device.
     """
-    devices = {tensor.device for tensor in tensors}
-    return all(
-        bool(
-            torch.stack([t.sum().double() for t in tensors if t.device == device]).isfinite().all()
-        )
-        for device in devices
-    )
+    sums: dict[torch.device, list[Tensor]] = {}
+    for t in tensors:
+        wide = torch.promote_types(t.dtype, torch.float32)  # the sum of an image exceeds float16
+        sums.setdefault(t.device, []).append(t.sum(dtype=wide).double())
+    return all(bool(torch.stack(each).isfinite().all()) for each in sums.values())
 
 
 # the state of weights and buffers

@@ -163,7 +163,7 @@ def augmented(subject: Subject) -> Finding:
     if type(subject.original).augment is Detector.augment:
         raise NotChecked("not implemented (optional, for calibrate)")
     own, detector = subject.needed_loss(), subject.shadow()
-    before = tree_map_only(Tensor, Tensor.clone, _frame(subject))
+    before = fresh(_frame(subject))
     with torch.no_grad():
         copies = [changed_copy(detector, *_frame(subject), seed) for seed in range(_COPIES)]
         found = torch.stack([detector.loss(detector(inputs), t) for inputs, t in copies])
@@ -184,7 +184,7 @@ def augmented(subject: Subject) -> Finding:
 def _is_same(a: Any, b: Any) -> bool:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return bool(torch.equal(a.nan_to_num(), b.nan_to_num()))
-    return a is b or bool(np.all(a == b))
+    return a is b or bool(np.all((a == b) | (a != a)))  # NaN is the same as NaN
 
 
 def _object_targets(subject: Subject) -> list[dict[str, Any]]:

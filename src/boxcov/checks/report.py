@@ -57,6 +57,8 @@ class Report:
     >>> report = Report("Net", "1 box of x", (good, bad))
     >>> report.ok, report["parts"].todo, [finding.name for finding in report.failed]
     (False, 'name it', ['parts'])
+    >>> report
+    Report(Net, 1 of 2 checks passed, 1 failed: parts)
     >>> print(report)
     Net: 1 box of x
     <BLANKLINE>
@@ -106,12 +108,18 @@ class Report:
             sections.append("\n".join(self._layers()))
         if self.depths:
             sections.append("\n".join(self._costs()))
+        return "\n\n".join([*sections, self._outcome()])
+
+    def __repr__(self) -> str:
+        failed = f": {join_names([finding.name for finding in self.failed])}" if self.failed else ""
+        return f"Report({self.detector}, {self._outcome()}{failed})"
+
+    def _outcome(self) -> str:
         skipped = sum(finding.passed is None for finding in self.findings)
         done = len(self.findings) - skipped
-        end = f"{done - len(self.failed)} of {done} checks passed"
-        end += f", {len(self.failed)} failed" if self.failed else ""
-        end += f", {skipped} skipped" if skipped else ""
-        return "\n\n".join([*sections, end])
+        outcome = f"{done - len(self.failed)} of {done} checks passed"
+        outcome += f", {len(self.failed)} failed" if self.failed else ""
+        return outcome + (f", {skipped} skipped" if skipped else "")
 
     def _checkpoint(self) -> list[str]:
         room = max(len(name) for name, _, _ in self.checkpoint)

@@ -69,8 +69,8 @@ def calibrate(
     copies: changed copies of each frame, if the detector can make them (``Detector.augment``). The
         network of the error model learns from them, too, if that lowers its loss on frames that it
         has not seen; all else is fitted on the frames as they are.
-    progress: called with the number of items done and their total; copies and stress frames count
-        anew.
+    progress: called with the number of items done and their total; the count begins again for
+        copies and for stress frames.
 
     ``model`` itself is unchanged. The posterior of the result holds the error model:
     ``calibrated = boxcov.calibrate(model, frames)``, then ``calibrated.posterior.save(path)``.

@@ -10,8 +10,8 @@ from warnings import warn
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
+from boxcov._torch.modules import fresh
 from boxcov.concatenation import concatenate
 from boxcov.detections import Detections
 from boxcov.detector import Detector
@@ -45,13 +45,8 @@ def check_count(frames: Sequence[Any]) -> None:
         )
     if len(frames) >= FOLDS:
         return
-    for number in range(len(frames)):
-        if not isinstance(frames[number], (tuple, list)) or len(frames[number]) != 2:
-            raise BoxcovError(
-                f"frame {number} is a {type(frames[number]).__name__}, not a pair of inputs and "
-                "targets: calibrate takes a list of such pairs"
-            )
-    items = [frames[number][1] for number in range(len(frames))]  # each may hold several frames
+    # each may hold several frames
+    items = [_pair(frames, number)[1] for number in range(len(frames))]
     for number, target in enumerate(items):
         check_targets(target, number)
     count = sum(map(len, items))
@@ -60,6 +55,17 @@ def check_count(frames: Sequence[Any]) -> None:
             f"{count} frames are too few to fit an error model: give at least {FOLDS} labelled "
             "frames, better 40 or more"
         )
+
+
+def _pair(frames: Sequence[Any], number: int) -> tuple[Any, Any]:
+    """Return inputs and targets of an item."""
+    item = frames[number]
+    if not isinstance(item, (tuple, list)) or len(item) != 2:
+        raise BoxcovError(
+            f"frame {number} is a {type(item).__name__}, not a pair of inputs and targets: "
+            "calibrate takes a list of such pairs"
+        )
+    return item[0], item[1]
 
 
 class _Collected:
@@ -85,7 +91,7 @@ def predict_frames(
     """Return the detections of all frames with their signals, on the CPU, and the objects."""
     collected = _Collected()
     for number in range(len(frames)):
-        inputs, target = frames[number]
+        inputs, target = _pair(frames, number)
         check_targets(target, number)
         collected.add(model.with_signals(inputs), target)
         if progress is not None:
@@ -115,8 +121,8 @@ def changed_copies(
 ) -> Iterator[tuple[Any, Any]]:
     """Yield the copies of item ``number``, the same on every call."""
     for i in range(copies):
-        # an augment() that changes its tensors in place must not change the frame
-        x, t = tree_map_only(Tensor, Tensor.clone, (inputs, targets))
+        # an augment() that works in place must not change the frame
+        x, t = fresh((inputs, targets))
         changed, objects = changed_copy(detector, x, t, number * 1_000_003 + i)
         check_targets(objects, number)
         if len(objects) != len(targets):
@@ -154,7 +160,7 @@ def predict_copies(
     collected, first = _Collected(), 0
     source: list[int] = []  # of each copy
     for number in range(len(frames)):
-        inputs, target = frames[number]
+        inputs, target = _pair(frames, number)
         with _named(f"copies of item {number}"):
             for changed, objects in changed_copies(detector, inputs, target, number, copies):
                 try:

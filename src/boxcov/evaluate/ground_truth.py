@@ -54,9 +54,10 @@ def _class_numbers(labels: Any, number: int) -> Array:
         found: Array = torch.as_tensor(labels).cpu().numpy()
         if not (found % 1).any():
             return found
+    shown = labels.tolist() if hasattr(labels, "tolist") else list(labels)
     raise BoxcovError(
-        f"the labels of item {number} are {shorten(list(labels), 80)}: give the number of each "
-        "object's class, from 0"
+        f"the labels of item {number} are {shorten(shown, 80)}: give the number of each object's "
+        "class, from 0"
     )
 
 
@@ -68,6 +69,9 @@ class GroundTruth:
     labels: Array  # (k,)
     frame: Array  # (k,) index of the frame
     frames: int  # number of frames, including those without objects
+
+    def __repr__(self) -> str:
+        return f"GroundTruth({len(self.labels)} objects in {self.frames} frames)"
 
     @staticmethod
     def from_frames(frames: Iterable[Any]) -> GroundTruth:

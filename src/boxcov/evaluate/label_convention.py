@@ -179,7 +179,7 @@ def _readings(c: Mapping[str, Array], records: Records) -> Iterator[_Reading]:
     with np.errstate(all="ignore"):
         ratios = (records.boxes / records.truth)[records.paired][:, columns(records.fields, names)]
     factor = float(np.median(ratios)) if len(ratios) else 1.0
-    if abs(np.log(factor)) > np.log(_OTHER_SIZES):
+    if 0 < factor < np.inf and abs(np.log(factor)) > np.log(_OTHER_SIZES):
         sizes = {name: factor * c[name] for name in names}
         yield _Reading("sizes differ by a constant factor", "give whole sides in metres", sizes)
 
@@ -194,6 +194,8 @@ def _image_readings(c: Mapping[str, Array], records: Records) -> Iterator[_Readi
     if len(records) and len(x2):
         todo = "give pixels of the image that the network reads"
         ends = np.quantile(records.boxes[:, columns(records.fields, ("x2", "y2"))], 0.95, axis=0)
+        if not (ends > 0).all():
+            return
         sx, sy = ends / np.maximum(np.quantile(np.stack([x2, y2]), 0.95, axis=1), 1e-6)
         scaled = dict(zip(IMAGE, (sx * x1, sy * y1, sx * x2, sy * y2)))
         what = f"the labels are on images of another size, {1 / sx:.3g} times as wide"

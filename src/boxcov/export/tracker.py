@@ -79,6 +79,13 @@ class BoxTrack:
     direction: float = 0.0  # log odds that yaw is the front, not the back
     nis: list[float] = field(default_factory=list)  # of each box, divided by the 5 fields
 
+    def __repr__(self) -> str:
+        x, _, y, *_ = self.mean
+        return (
+            f"BoxTrack({self.number}, label {self.label}, {len(self.states)} states, at x={x:.4g} "
+            f"y={y:.4g}, P(object) {self.existence:.2g})"
+        )
+
     @property
     def mean(self) -> Array:
         """The state ``x vx y vy yaw``, (5,)."""

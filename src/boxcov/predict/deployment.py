@@ -195,11 +195,12 @@ class CompiledModel:
 
     def _replay(self, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """What ``_compute`` returns, as a CUDA graph where there is one."""
+        if self._network is None and self._snapshot.has_moved():
+            # the function knows weights by their tensors, and a graph reads their memory
+            self._function, self._snapshot = self._build(given), WeightSnapshot(self._detector)
+            self._graphs = None if self._graphs is None else Graphs(_MAX_GRAPHS)
         if self._graphs is None:
             return self._compute(*given)
-        if self._network is None and self._snapshot.has_moved():
-            # a graph reads the memory of its capture, which may be free by now
-            self._graphs, self._snapshot = Graphs(_MAX_GRAPHS), WeightSnapshot(self._detector)
         try:
             return self._graphs(backend_flags(), self._compute, *given)
         except RuntimeError as error:

@@ -100,7 +100,7 @@ def covariance_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def group_table(groups: Mapping[str, Headline]) -> str:
-    """Return one row per class or range: promised and observed shares, AUROC and coverage."""
+    """Return one row per class or range: predicted and observed shares, AUROC and coverage."""
     head = ["", "boxes", "bad boxes", "mean risk", "AUROC", "AUROC of 1 − score"]
     head += [f"inside {level:.0%}".replace("%", " %") for level in LEVELS]
     lines: list[list[Cell]] = []

@@ -33,7 +33,7 @@ class Headline:
 
     boxes: int
     bad: float  # share of bad boxes
-    risk: float  # mean risk: the share that was promised; NaN if uncalibrated
+    risk: float  # mean risk: the share that is predicted; NaN if uncalibrated
     auroc: float  # of risk or u, for bad boxes
     baseline: float  # AUROC of 1 - score
     ece: float  # calibration error of the risk; NaN if uncalibrated
