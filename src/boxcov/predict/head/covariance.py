@@ -103,7 +103,7 @@ def _stem_covariance(
     grams = _gram_matrices(posterior, alpha, cells, plan)  # (u, S, T T)
     T = round(grams.shape[-1] ** 0.5)
     delta = (d.flatten(0, 2) @ posterior.V[0, 0]).view(d.shape)
-    delta = _pad_gradients(delta.permute(1, 3, 2, 0), T)  # (m, p, T, R)
+    delta = _arrange_gradients(delta.permute(1, 3, 2, 0), T)  # (m, p, T, R)
     C = delta.new_empty(m, R, R)
     starts = plan.chunks(m, n_out * T * T, delta)
     for i in starts:
@@ -111,7 +111,7 @@ def _stem_covariance(
         K = grams[part] if plan.centres is None else grams.index_select(0, plan.centre_of[part])
         K = K if posterior.F is None else posterior.F[0, 0] @ K
         K = K.view(-1, n_out, T, T)
-        C[part] = _quadratic_forms(K, delta[part].contiguous())[..., :R, :R]
+        C[part] = _quadratic_forms(K, delta[part])[..., :R, :R]
     return C
 
 
@@ -312,7 +312,7 @@ def _branch_covariance(posterior: StagePosterior, K: Tensor, d: Tensor) -> Tenso
     """What a stage adds (G, B, n, c, c), for gradients d (G, B, c, n, T, n_out)."""
     c = d.shape[2]
     delta = (d.flatten(2, 4) @ posterior.V).view(d.shape).permute(0, 1, 3, 5, 4, 2)
-    delta = _pad_gradients(delta, K.shape[-1])  # (G, B, n, p, T, c)
+    delta = _arrange_gradients(delta, K.shape[-1])  # (G, B, n, p, T, c)
     return _quadratic_forms(K, delta)[..., :c, :c]
 
 
@@ -360,10 +360,21 @@ def _plus(total: Tensor | None, added: Tensor) -> Tensor:
 
 def _quadratic_forms(K: Tensor, delta: Tensor) -> Tensor:
     """``sum over p of delta^T K_p delta`` (..., R, R), K (..., p, T, T), delta (..., p, T, R)."""
-    C = delta.flatten(-3, -2).transpose(-1, -2) @ (K @ delta).flatten(-3, -2)
+    if delta.is_cuda:
+        C = delta.flatten(-3, -2).transpose(-1, -2) @ (K @ delta).flatten(-3, -2)
+    else:  # as in ``_gram_matrices``, the longer side last
+        rows = delta.movedim(-1, -3)  # (..., R, p, T)
+        C = rows.flatten(-2) @ (rows.transpose(-2, -3) @ K).transpose(-2, -3).flatten(-2).mT
     return (C + C.transpose(-1, -2)) / 2
 
 
-def _pad_gradients(delta: Tensor, T: int) -> Tensor:
-    """Zero-pad gradients (..., t, R) to T rows, as windows are; on a GPU also R, to fours."""
-    return pad(delta, (0, padding_to_four(delta.shape[-1], delta), 0, T - delta.shape[-2]))
+def _arrange_gradients(delta: Tensor, T: int) -> Tensor:
+    """Gradients (..., p, t, R) in the order of memory that ``_quadratic_forms`` needs.
+
+    They are zero-padded to T rows, as windows are, and on a GPU R to fours.
+    """
+    sizes = (0, padding_to_four(delta.shape[-1], delta), 0, T - delta.shape[-2])
+    if delta.is_cuda:
+        return pad(delta, sizes).contiguous()
+    delta = pad(delta, sizes) if any(sizes) else delta
+    return delta.movedim(-1, -3).contiguous().movedim(-3, -1)
