@@ -20,6 +20,7 @@ from boxcov.posterior.kronecker_block import MEMORY
 from boxcov.predict.head.weights import HeadWeights, StageWeights
 
 _CACHE_SIZE = 2**20  # bytes of intermediates on a CPU: they should fit its second-level cache
+_LEAST_SHARE = 0.1  # of a remainder that may be a difference
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,9 @@ class Cells:
     box_rows: Tensor  # (m, T) rows that each box depends on; L is outside the map
     rows_per_box: int = 0  # of a box's own cells: T and padding; 0 where boxes share cells
     inside: Tensor | None = None  # (L + 1, 1) of own cells: 1 inside the map, 0 outside
+    # (u, s s) rows of the stage's input in the window that each different centre cell reads; only
+    # where the remainder's products follow from those of the inputs
+    windows: Tensor | None = None
 
     def gather(self, rows: Tensor, has_bias: bool, n_extra: int) -> Tensor:
         """Inputs A (L + 1, n_in) of the stage, from the rows (L' + 1, C) of the previous one.
@@ -99,18 +103,49 @@ def plan_shared_cells(staged: HeadStages, head: HeadWeights) -> tuple[Tensor, Pl
     boxes = torch.arange(len(centre_of), device=centre_of.device)
     centres = torch.zeros_like(unique_centres).scatter(0, centre_of, boxes)
     stages = []
-    for reach in head.reaches:
-        k = 2 * reach + 1
+    for stage in (*head.stem, head.branches[0]):
+        reach, k = stage.reach, 2 * stage.reach + 1
+        windows = index[centres].flatten(1) if _subtracts(stage, side) else None
         around = index.unfold(1, k, 1).unfold(2, k, 1).flatten(3)  # (m, s, s, k k)
         index = index[:, reach : side - reach, reach : side - reach]
         cells, box_rows = unique_below(index, n_rows)
         table = torch.zeros(n_rows + 1, k * k, dtype=index.dtype, device=index.device)
         table[index.flatten()] = around.flatten(0, 2)  # boxes that share a cell write the same
-        stages.append(Cells(table[cells], box_rows.flatten(1)))
+        stages.append(Cells(table[cells], box_rows.flatten(1), windows=windows))
         index, n_rows, side = box_rows, len(cells), side - 2 * reach
     groups = _one_group_per_kind(staged.kind)
     plan = Plan(tuple(stages), centres, centre_of, groups, map_cells, _CACHE_SIZE)
     return pad(rows, (0, 0, 0, 1)), plan
+
+
+def _subtracts(stage: StageWeights, side: int) -> bool:
+    """Whether the remainder's products are those of the inputs, less those of the projections.
+
+    It takes fewer operations if the window of ``side`` cells has fewer pairs than the inputs of the
+    cells have elements. The remainder must not be small, or the difference would be inexact.
+    """
+    inner, k = side - 2 * stage.reach, 2 * stage.reach + 1
+    posterior = stage.posterior
+    if posterior is None or not posterior.has_remainder or stage.has_bias:
+        return False
+    return posterior.remainder_share >= _LEAST_SHARE and side**2 < k * inner**2
+
+
+def window_products(rows: Tensor, windows: Tensor, T: int) -> Tensor:
+    """Products (u, T, T) of the inputs of a stage at the T cells of u windows, without bias.
+
+    A product of two inputs is a sum over taps of products of two rows. rows (L' + 1, C), windows
+    (u, s s): as in ``Cells``.
+    """
+    (u, n), side = windows.shape, round(T**0.5)
+    s = round(n**0.5)
+    own = rows.index_select(0, windows.flatten()).view(u, n, -1)
+    pairs = (own @ own.mT).permute(1, 2, 0).contiguous().view(s, s, s, s, u)  # fast sums over u
+    total = pairs.new_zeros(side, side, side, side, u)
+    for y in range(s - side + 1):
+        for x in range(s - side + 1):
+            total += pairs[y : y + side, x : x + side, y : y + side, x : x + side]
+    return total.view(T, T, u).permute(2, 0, 1)
 
 
 def window_tables(m: int, head: HeadWeights, fill: int = 1) -> tuple[Cells, ...]:

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from boxcov.predict.head.cells import Cells, Group, Plan, backpropagate
+from boxcov.predict.head.cells import Cells, Group, Plan, backpropagate, window_products
 from boxcov.predict.head.weights import (
     HeadWeights,
     StagePosterior,
@@ -63,13 +63,16 @@ def head_covariance(
     """
     caches = []
     for stage, cells in zip(head.stem, plan.stages):
-        rows, cache = _run_stem_stage(stage, cells, rows)
-        caches.append(cache)
+        y, cache = _run_stem_stage(stage, cells, rows)
+        caches.append((rows, *cache))
+        rows = y
     outputs, total, d = _run_branches(head, plan, rows)
-    for stage, cells, (alpha, slope) in zip(head.stem[::-1], plan.stages[-2::-1], caches[::-1]):
+    above = zip(head.stem[::-1], plan.stages[-2::-1], caches[::-1])
+    for stage, cells, (inputs, alpha, slope) in above:
         d = d * cells.per_box(slope)  # (R, m, T, n_out)
         if stage.posterior is not None and alpha is not None:
-            total = _plus(total, _stem_covariance(stage.posterior, alpha, d, cells, plan))
+            grams = _gram_matrices(stage.posterior, alpha, inputs, cells, plan)
+            total = _plus(total, _stem_covariance(stage.posterior, grams, d, plan))
         elif stage.directions is not None and alpha is not None:
             total = _plus(total, _stem_derivatives(alpha, d, cells))
         if stage is not head.stem[0]:
@@ -84,7 +87,7 @@ def _run_stem_stage(stage: StageWeights, cells: Cells, rows: Tensor) -> tuple[Te
     A = cells.gather(rows, stage.has_bias, stage.n_extra)
     alpha = None
     if stage.posterior is not None:
-        alpha = stage.posterior.project(A)
+        alpha = stage.posterior.project(A, with_remainder=cells.windows is None)
     elif stage.directions is not None:
         alpha = A @ stage.directions[0, 0].flatten(1)
     y = stage.product(A, stage.W[0, 0])
@@ -95,12 +98,12 @@ def _run_stem_stage(stage: StageWeights, cells: Cells, rows: Tensor) -> tuple[Te
     return h, (alpha, slope)
 
 
-def _stem_covariance(
-    posterior: StagePosterior, alpha: Tensor, d: Tensor, cells: Cells, plan: Plan
-) -> Tensor:
-    """Step 2: what a stage of the stem adds (m, R, R), for gradients d (R, m, T, n_out)."""
+def _stem_covariance(posterior: StagePosterior, grams: Tensor, d: Tensor, plan: Plan) -> Tensor:
+    """Step 2: what a stage of the stem adds (m, R, R), for gradients d (R, m, T, n_out).
+
+    grams (u, S, T T): the stage's Gram matrices.
+    """
     R, m, _, n_out = d.shape
-    grams = _gram_matrices(posterior, alpha, cells, plan)  # (u, S, T T)
     T = round(grams.shape[-1] ** 0.5)
     delta = (d.flatten(0, 2) @ posterior.V[0, 0]).view(d.shape)
     delta = _arrange_gradients(delta.permute(1, 3, 2, 0), T)  # (m, p, T, R)
@@ -159,7 +162,9 @@ def _run_branches(
     A = plan.stages[-1].gather(rows, first.has_bias, first.n_extra)
     grams = None
     if first.posterior is not None and first.posterior.F is not None:
-        grams = _gram_matrices(first.posterior, first.posterior.project(A), plan.stages[-1], plan)
+        cells = plan.stages[-1]
+        alpha = first.posterior.project(A, with_remainder=cells.windows is None)
+        grams = _gram_matrices(first.posterior, alpha, rows, cells, plan)
     groups = [_run_group(head, plan, group, A, grams) for group in plan.groups]
     outputs = _restore_order([out for out, _, _ in groups], plan).flatten(1)[:, index]
     d = _restore_order([d for _, _, d in groups], plan, 1)
@@ -323,12 +328,17 @@ def _branch_derivatives(alpha: Tensor | None, d: Tensor) -> Tensor:
     return d.transpose(2, 3).flatten(4) @ moved  # times (G, B, n, T n_out, k)
 
 
-def _gram_matrices(posterior: StagePosterior, alpha: Tensor, cells: Cells, plan: Plan) -> Tensor:
+def _gram_matrices(
+    posterior: StagePosterior, alpha: Tensor, inputs: Tensor, cells: Cells, plan: Plan
+) -> Tensor:
     """``alpha diag(h[s]) alpha^T`` (u, S, T T) per centre cell; without h, K_p with p for s.
 
     Where every box has its own cells, T counts the padding rows, too.
+
+    inputs (L' + 1, C): the rows that ``cells`` read.
     """
     bands = posterior.bands or ((slice(0, alpha.shape[1]), posterior.variances[0, 0]),)
+    bands = bands if cells.windows is None else bands[:-1]
     rows = None if plan.centres is None else cells.box_rows[plan.centres]
     u, T = (len(cells.box_rows), cells.rows_per_box) if rows is None else rows.shape
     grams = []
@@ -350,6 +360,10 @@ def _gram_matrices(posterior: StagePosterior, alpha: Tensor, cells: Cells, plan:
             # the longer side last: a CPU is half as fast the other way round
             torch.bmm(left, right.transpose(1, 2), out=gram[i : i + starts.step])
         grams.append(gram.view(u, T, S, T).transpose(1, 2))
+    if rows is not None and cells.windows is not None:
+        own = alpha.index_select(0, rows.flatten()).view(u, T, -1)
+        gram = torch.baddbmm(window_products(inputs, cells.windows, T), own, own.mT, alpha=-1)
+        grams.append(gram.unsqueeze(1))
     return torch.cat(grams, 1).view(u, -1, T * T)
 
 

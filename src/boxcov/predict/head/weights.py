@@ -39,10 +39,11 @@ class StagePosterior:
     F: Tensor | None = None  # (G, B, n_out, S)
     bands: Bands = ()  # q, and h (S of the band, number of q); None stands for ones
     has_remainder: bool = False  # U is (n_in, kept), and ``a - U U^T a`` is appended to ``U^T a``
+    remainder_share: float = 0.0  # of the mean squared norm of the inputs in the fit
 
-    def project(self, A: Tensor) -> Tensor:
+    def project(self, A: Tensor, with_remainder: bool = True) -> Tensor:
         """alpha: ``A U`` of inputs A (L + 1, n_in), with a remainder ``[A U, A - A U U^T]``."""
-        if not self.has_remainder:
+        if not (self.has_remainder and with_remainder):
             return A @ self.U
         kept = self.U.shape[1]
         alpha = A.new_empty(len(A), kept + A.shape[1])
@@ -331,7 +332,9 @@ def _stage_posterior(
     bands = [(slice(q.start - first, q.stop - first), h) for q, h in found.bands]
     remainder = slice(kept, kept + n_in), None
     U = U[:, first : len(order)].contiguous()
-    return StagePosterior(U, V, variances, F, (*bands, remainder), has_remainder=True)
+    energy = blocks[0].Q.values[0].double()
+    share = float(energy[:first].sum() / energy.sum())
+    return StagePosterior(U, V, variances, F, (*bands, remainder), True, share)
 
 
 def _tap_order(layer: nn.Conv2d) -> Tensor:
