@@ -42,6 +42,9 @@ class Cells:
         is zero.
         """
         L, n = len(self.input_rows), self.input_rows.shape[1] * rows.shape[1]
+        if not n_extra and not rows.is_cuda:  # one pass over the memory, which a CPU has to map
+            read = pad(self.input_rows, (0, 0, 0, 1), value=len(rows) - 1)
+            return rows.index_select(0, read.flatten()).view(L + 1, n)
         A = rows.new_zeros(L + 1, n + n_extra)
         A[:-1, :n] = rows.index_select(0, self.input_rows.flatten()).view(L, n)
         if has_bias:
@@ -66,8 +69,7 @@ class Group:
 
     kinds: slice | Tensor  # kinds of the G rows
     members: Tensor  # (G, n) boxes; m is padding
-    boxes: Tensor  # (g,) the boxes without padding
-    slot: Tensor  # (g,) their positions among the G n members
+    slot: Tensor | None = None  # (g,) positions of the boxes among the members; None: no padding
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ class Plan:
 def plan_shared_cells(staged: HeadStages, head: HeadWeights) -> tuple[Tensor, Plan]:
     """Features (P + 1, C) of the cells that boxes depend on, each once, and the plan for a CPU.
 
-    The last row of the features is zero.
+    The last row of the features is zero. The boxes must be sorted by kind.
     """
     batch, _, height, width = staged.features.shape
     size, radius = height * width, head.radius
@@ -236,7 +238,7 @@ def group_by_kind(kind: Tensor, kinds: int, most: int) -> Group:
     slot = torch.where(kind < kinds, kind * most + _rank_in_kind(kind), kinds * most)
     members = torch.full((kinds * most + 1,), m, device=kind.device).scatter(0, slot, boxes)[:-1]
     slot = slot.clamp(max=kinds * most - 1)
-    return Group(slice(0, kinds), members.view(kinds, most), boxes, slot)
+    return Group(slice(0, kinds), members.view(kinds, most), slot)
 
 
 def group_in_blocks(kind: Tensor, kinds: int, size: int = 16) -> Group:
@@ -252,7 +254,7 @@ def group_in_blocks(kind: Tensor, kinds: int, size: int = 16) -> Group:
     slot = torch.cat([ends.new_zeros(1), ends])[kind] * size + _rank_in_kind(kind)
     members = torch.full((n_rows * size,), m, device=kind.device).scatter(0, slot, boxes)
     kind_of_row = (torch.arange(n_rows, device=kind.device).unsqueeze(1) >= ends).long().sum(1)
-    return Group(kind_of_row.clamp(max=kinds - 1), members.view(n_rows, size), boxes, slot)
+    return Group(kind_of_row.clamp(max=kinds - 1), members.view(n_rows, size), slot)
 
 
 def _rank_in_kind(kind: Tensor) -> Tensor:
@@ -262,13 +264,13 @@ def _rank_in_kind(kind: Tensor) -> Tensor:
 
 
 def _one_group_per_kind(kind: Tensor) -> tuple[Group, ...]:
-    """One group per kind, without padding: the intermediates stay in a CPU's cache."""
-    groups = []
-    for k in kind.unique().tolist():
-        boxes = (kind == k).nonzero()[:, 0]
-        slot = torch.arange(len(boxes), device=kind.device)
-        groups.append(Group(slice(k, k + 1), boxes.unsqueeze(0), boxes, slot))
-    return tuple(groups)
+    """One group per kind, without padding: the intermediates stay in a CPU's cache.
+
+    kind (m,): ascending.
+    """
+    kinds, counts = kind.unique_consecutive(return_counts=True)
+    boxes = torch.arange(len(kind), device=kind.device).split(counts.tolist())
+    return tuple(Group(slice(k, k + 1), own.unsqueeze(0)) for k, own in zip(kinds.tolist(), boxes))
 
 
 def backpropagate(d: Tensor, W: Tensor, stage: StageWeights) -> Tensor:

@@ -166,24 +166,21 @@ def _run_branches(
         alpha = first.posterior.project(A, with_remainder=cells.windows is None)
         grams = _gram_matrices(first.posterior, alpha, rows, cells, plan)
     groups = [_run_group(head, plan, group, A, grams) for group in plan.groups]
-    outputs = _restore_order([out for out, _, _ in groups], plan).flatten(1)[:, index]
-    d = _restore_order([d for _, _, d in groups], plan, 1)
+    outputs = _join([out for out, _, _ in groups]).flatten(1)[:, index]
+    d = _join([d for _, _, d in groups], 1)
     parts = [added for _, added, _ in groups if added is not None]
     if not parts:
         return outputs, None, d
-    added = _restore_order(parts, plan)  # (m, B, c, c or k)
+    added = _join(parts)  # (m, B, c, c or k)
     if not head.has_directions:  # outputs of two branches have no layer of the branches in common
         added = torch.diag_embed(added.permute(0, 2, 3, 1))  # (m, c, c, B, B)
         added = added.permute(0, 3, 1, 4, 2).flatten(3)[..., index]
     return outputs, added.flatten(1, 2)[:, index], d
 
 
-def _restore_order(parts: list[Tensor], plan: Plan, dim: int = 0) -> Tensor:
-    """Join the results of the groups in the order of the boxes, which a single group keeps."""
-    if len(parts) == 1:
-        return parts[0]
-    order = torch.cat([group.boxes for group in plan.groups]).argsort()
-    return torch.cat(parts, dim).index_select(dim, order)
+def _join(parts: list[Tensor], dim: int = 0) -> Tensor:
+    """The results of the groups, one after the other; a single one is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
 def _run_group(
@@ -199,10 +196,12 @@ def _run_group(
     total, d = _run_backward(stages, caches, x, shared)
     d = d.flatten(1, 2)[:, head.output_index]  # padded outputs are dropped: (G, R, n, T, n_out)
     d = backpropagate(d, stages[0].W[:, head.branch_index], stages[0])
-    d = d.transpose(0, 1).flatten(1, 2).index_select(1, group.slot)
+    d = d.transpose(0, 1).flatten(1, 2)
+    d = d if group.slot is None else d.index_select(1, group.slot)
 
     def by_box(values: Tensor) -> Tensor:  # (G, B, n, ...) to (g, B, ...)
-        return values.transpose(1, 2).flatten(0, 1)[group.slot]
+        own = values.transpose(1, 2).flatten(0, 1)
+        return own if group.slot is None else own[group.slot]
 
     return by_box(x.squeeze(3)), None if total is None else by_box(total), d
 

@@ -106,9 +106,16 @@ class StagedHead:
         )
 
     def _on_cpu(self, head: HeadWeights, staged: HeadStages, tangents: Tensor | None) -> Many:
-        """On a CPU boxes that see the same cells share them."""
-        pixels, plan = plan_shared_cells(staged, head)
-        return decode_result(head, head_covariance(head, plan, pixels, tangents), staged)
+        """On a CPU boxes that see the same cells share them, and kinds follow one another."""
+        order = staged.kind.argsort()
+        columns = {
+            name: getattr(staged, name)[order] for name in ("frame", "row", "column", "kind")
+        }
+        own = replace(staged, **columns)
+        pixels, plan = plan_shared_cells(own, head)
+        found = decode_result(head, head_covariance(head, plan, pixels, tangents), own)
+        back = order.argsort()
+        return tuple(part[back] for part in found)
 
     def _on_gpu(self, head: HeadWeights, staged: HeadStages, tangents: Tensor | None) -> Many:
         """On a GPU the number of boxes is rounded up, and each size becomes a CUDA graph."""
