@@ -17,10 +17,12 @@ from torch.nn.functional import pad
 
 from boxcov.head_stages import HeadStages
 from boxcov.posterior.kronecker_block import MEMORY
-from boxcov.predict.head.weights import HeadWeights, StageWeights
+from boxcov.predict.head.weights import HeadWeights, StagePosterior, StageWeights
 
 _CACHE_SIZE = 2**20  # bytes of intermediates on a CPU: they should fit its second-level cache
-_LEAST_SHARE = 0.1  # of a remainder that may be a difference
+# of a remainder in the squared norm of the inputs, if it may be a difference: on average, by the
+# posterior, and in every cell of the frame
+_MEAN_SHARE, _LEAST_SHARE = 0.1, 0.03
 
 
 @dataclass(frozen=True)
@@ -124,13 +126,26 @@ def _subtracts(stage: StageWeights, side: int) -> bool:
     """Whether the remainder's products are those of the inputs, less those of the projections.
 
     It takes fewer operations if the window of ``side`` cells has fewer pairs than the inputs of the
-    cells have elements. The remainder must not be small, or the difference would be inexact.
+    cells have elements. Where the remainder is expected to be small, the difference is inexact.
     """
     inner, k = side - 2 * stage.reach, 2 * stage.reach + 1
     posterior = stage.posterior
     if posterior is None or not posterior.has_remainder or stage.has_bias:
         return False
-    return posterior.remainder_share >= _LEAST_SHARE and side**2 < k * inner**2
+    return posterior.remainder_share >= _MEAN_SHARE and side**2 < k * inner**2
+
+
+def project(posterior: StagePosterior, A: Tensor, rows: Tensor, cells: Cells) -> Tensor:
+    """alpha of inputs A (L + 1, n_in), which were read from rows (L' + 1, C).
+
+    Without the remainder where its products are to be a difference, and are exact enough as one.
+    """
+    if cells.windows is not None:
+        alpha = A @ posterior.U
+        squares = rows.square().sum(1)[cells.input_rows].sum(1)  # (L,) squared norms of the inputs
+        if bool((alpha[:-1].square().sum(1) <= (1 - _LEAST_SHARE) * squares).all()):
+            return alpha
+    return posterior.project(A)
 
 
 def window_products(rows: Tensor, windows: Tensor, T: int) -> Tensor:

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from boxcov.predict.head.cells import Cells, Group, Plan, backpropagate, window_products
+from boxcov.predict.head.cells import Cells, Group, Plan, backpropagate, project, window_products
 from boxcov.predict.head.weights import (
     HeadWeights,
     StagePosterior,
@@ -87,7 +87,7 @@ def _run_stem_stage(stage: StageWeights, cells: Cells, rows: Tensor) -> tuple[Te
     A = cells.gather(rows, stage.has_bias, stage.n_extra)
     alpha = None
     if stage.posterior is not None:
-        alpha = stage.posterior.project(A, with_remainder=cells.windows is None)
+        alpha = project(stage.posterior, A, rows, cells)
     elif stage.directions is not None:
         alpha = A @ stage.directions[0, 0].flatten(1)
     y = stage.product(A, stage.W[0, 0])
@@ -163,7 +163,7 @@ def _run_branches(
     grams = None
     if first.posterior is not None and first.posterior.F is not None:
         cells = plan.stages[-1]
-        alpha = first.posterior.project(A, with_remainder=cells.windows is None)
+        alpha = project(first.posterior, A, rows, cells)
         grams = _gram_matrices(first.posterior, alpha, rows, cells, plan)
     groups = [_run_group(head, plan, group, A, grams) for group in plan.groups]
     outputs = _join([out for out, _, _ in groups]).flatten(1)[:, index]
@@ -337,7 +337,8 @@ def _gram_matrices(
     inputs (L' + 1, C): the rows that ``cells`` read.
     """
     bands = posterior.bands or ((slice(0, alpha.shape[1]), posterior.variances[0, 0]),)
-    bands = bands if cells.windows is None else bands[:-1]
+    has_all = not posterior.has_remainder or alpha.shape[1] > posterior.U.shape[1]
+    bands = bands if has_all else bands[:-1]
     rows = None if plan.centres is None else cells.box_rows[plan.centres]
     u, T = (len(cells.box_rows), cells.rows_per_box) if rows is None else rows.shape
     grams = []
@@ -359,7 +360,7 @@ def _gram_matrices(
             # the longer side last: a CPU is half as fast the other way round
             torch.bmm(left, right.transpose(1, 2), out=gram[i : i + starts.step])
         grams.append(gram.view(u, T, S, T).transpose(1, 2))
-    if rows is not None and cells.windows is not None:
+    if rows is not None and cells.windows is not None and not has_all:
         own = alpha.index_select(0, rows.flatten()).view(u, T, -1)
         gram = torch.baddbmm(window_products(inputs, cells.windows, T), own, own.mT, alpha=-1)
         grams.append(gram.unsqueeze(1))

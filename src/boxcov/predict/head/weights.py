@@ -39,11 +39,11 @@ class StagePosterior:
     F: Tensor | None = None  # (G, B, n_out, S)
     bands: Bands = ()  # q, and h (S of the band, number of q); None stands for ones
     has_remainder: bool = False  # U is (n_in, kept), and ``a - U U^T a`` is appended to ``U^T a``
-    remainder_share: float = 0.0  # of the mean squared norm of the inputs in the fit
+    remainder_share: float = 0.0  # of the inputs' mean squared norm, by the merged eigenvalues
 
-    def project(self, A: Tensor, with_remainder: bool = True) -> Tensor:
+    def project(self, A: Tensor) -> Tensor:
         """alpha: ``A U`` of inputs A (L + 1, n_in), with a remainder ``[A U, A - A U U^T]``."""
-        if not (self.has_remainder and with_remainder):
+        if not self.has_remainder:
             return A @ self.U
         kept = self.U.shape[1]
         alpha = A.new_empty(len(A), kept + A.shape[1])
