@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
 from threading import Event, Thread
@@ -28,7 +29,7 @@ from boxcov.data import shapes, simulated
 from boxcov.detectors import centerpoint
 from boxcov.detectors.centerpoint import CenterPoint, Config
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.predict.head import covariance, weights
+from boxcov.predict.head import branches, covariance, gram, weights
 from boxcov.static_selection import StaticLimits
 
 Check = tuple[str, Callable[[], str]]
@@ -251,10 +252,9 @@ def kernels(detector: CenterPoint) -> str:
         fast, plain = (boxcov.ExactGLM(detector, posterior) for _ in range(2))
         for inputs, _ in (frames[0], frames[1]):
             found = fast(inputs)
-            with (
-                patch.object(covariance, "has_kernels", lambda _: False),
-                patch.object(weights, "has_kernels", lambda _: False),
-            ):
+            with ExitStack() as without:
+                for user in (branches, covariance, gram, weights):
+                    without.enter_context(patch.object(user, "has_kernels", lambda _: False))
                 expected = plain(inputs)
             boxes.append(len(found))
             if len(found):

@@ -20,6 +20,8 @@ from boxcov.posterior.kronecker_block import MEMORY
 from boxcov.predict.head.weights import HeadWeights, StageWeights
 
 _CACHE_SIZE = 2**20  # bytes of intermediates on a CPU: they should fit its second-level cache
+# of a remainder in the squared norm of the inputs, by the posterior, if it may be a difference
+_MEAN_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,9 @@ class Cells:
     box_rows: Tensor  # (m, T) rows that each box depends on; L is outside the map
     rows_per_box: int = 0  # of a box's own cells: T and padding; 0 where boxes share cells
     inside: Tensor | None = None  # (L + 1, 1) of own cells: 1 inside the map, 0 outside
+    # (u, s s) rows of the stage's input in the window that each different centre cell reads; only
+    # where the remainder's products follow from those of the inputs
+    windows: Tensor | None = None
 
     def gather(self, rows: Tensor, has_bias: bool, n_extra: int) -> Tensor:
         """Inputs A (L + 1, n_in) of the stage, from the rows (L' + 1, C) of the previous one.
@@ -62,8 +67,7 @@ class Group:
 
     stages: tuple[StageWeights, ...]  # of the branches, of the kinds of the G rows
     members: Tensor  # (G, n) boxes; m is padding
-    boxes: Tensor  # (g,) the boxes without padding
-    slot: Tensor  # (g,) their positions among the G n members
+    slot: Tensor | None = None  # (g,) positions of the boxes among the members; None: no padding
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ class Plan:
 def plan_shared_cells(staged: HeadStages, head: HeadWeights) -> tuple[Tensor, Plan]:
     """Features (P + 1, C) of the cells that boxes depend on, each once, and the plan for a CPU.
 
-    The last row of the features is zero.
+    The last row of the features is zero. The boxes must be sorted by kind.
     """
     batch, _, height, width = staged.features.shape
     size, radius = height * width, head.radius
@@ -99,19 +103,34 @@ def plan_shared_cells(staged: HeadStages, head: HeadWeights) -> tuple[Tensor, Pl
     boxes = torch.arange(len(centre_of), device=centre_of.device)
     centres = torch.zeros_like(unique_centres).scatter(0, centre_of, boxes)
     stages = []
-    for reach in head.reaches:
-        k = 2 * reach + 1
+    for stage in (*head.stem, head.branches[0]):
+        reach, k = stage.reach, 2 * stage.reach + 1
+        windows = index[centres].flatten(1) if _subtracts(stage, side) else None
         around = index.unfold(1, k, 1).unfold(2, k, 1).flatten(3)  # (m, s, s, k k)
         index = index[:, reach : side - reach, reach : side - reach]
         cells, box_rows = unique_below(index, n_rows)
         table = torch.zeros(n_rows + 1, k * k, dtype=index.dtype, device=index.device)
         table[index.flatten()] = around.flatten(0, 2)  # boxes that share a cell write the same
         table[n_rows] = n_rows
-        stages.append(Cells(table[pad(cells, (0, 1), value=n_rows)], box_rows.flatten(1)))
+        read = table[pad(cells, (0, 1), value=n_rows)]
+        stages.append(Cells(read, box_rows.flatten(1), windows=windows))
         index, n_rows, side = box_rows, len(cells), side - 2 * reach
     groups = _one_group_per_kind(staged.kind, head)
     plan = Plan(tuple(stages), centres, centre_of, groups, map_cells, _CACHE_SIZE)
     return pad(rows, (0, 0, 0, 1)), plan
+
+
+def _subtracts(stage: StageWeights, side: int) -> bool:
+    """Whether the remainder's products are those of the inputs, less those of the projections.
+
+    It takes fewer operations if the window of ``side`` cells has fewer pairs than the inputs of the
+    cells have elements. Where the remainder is expected to be small, the difference is inexact.
+    """
+    inner, k = side - 2 * stage.reach, 2 * stage.reach + 1
+    posterior = stage.posterior
+    if posterior is None or not posterior.has_remainder or stage.has_bias:
+        return False
+    return posterior.remainder_share >= _MEAN_SHARE and side**2 < k * inner**2
 
 
 def window_tables(m: int, head: HeadWeights, fill: int = 1) -> tuple[Cells, ...]:
@@ -203,7 +222,7 @@ def group_by_kind(kind: Tensor, head: HeadWeights, most: int) -> Group:
     slot = torch.where(kind < kinds, kind * most + _rank_in_kind(kind), kinds * most)
     members = torch.full((kinds * most + 1,), m, device=kind.device).scatter(0, slot, boxes)[:-1]
     slot = slot.clamp(max=kinds * most - 1)
-    return Group(head.branches, members.view(kinds, most), boxes, slot)
+    return Group(head.branches, members.view(kinds, most), slot)
 
 
 def group_in_blocks(kind: Tensor, head: HeadWeights, size: int = 16) -> Group:
@@ -220,7 +239,7 @@ def group_in_blocks(kind: Tensor, head: HeadWeights, size: int = 16) -> Group:
     members = torch.full((n_rows * size,), m, device=kind.device).scatter(0, slot, boxes)
     kind_of_row = (torch.arange(n_rows, device=kind.device).unsqueeze(1) >= ends).long().sum(1)
     stages = head.branches_of(kind_of_row.clamp(max=kinds - 1))
-    return Group(stages, members.view(n_rows, size), boxes, slot)
+    return Group(stages, members.view(n_rows, size), slot)
 
 
 def _rank_in_kind(kind: Tensor) -> Tensor:
@@ -230,14 +249,16 @@ def _rank_in_kind(kind: Tensor) -> Tensor:
 
 
 def _one_group_per_kind(kind: Tensor, head: HeadWeights) -> tuple[Group, ...]:
-    """One group per kind, without padding: the intermediates stay in a CPU's cache."""
-    groups = []
-    for k in kind.unique().tolist():
-        boxes = (kind == k).nonzero()[:, 0]
-        slot = torch.arange(len(boxes), device=kind.device)
-        stages = head.branches_of(slice(k, k + 1))
-        groups.append(Group(stages, boxes.unsqueeze(0), boxes, slot))
-    return tuple(groups)
+    """One group per kind, without padding: the intermediates stay in a CPU's cache.
+
+    kind (m,): ascending.
+    """
+    kinds, counts = kind.unique_consecutive(return_counts=True)
+    boxes = torch.arange(len(kind), device=kind.device).split(counts.tolist())
+    return tuple(
+        Group(head.branches_of(slice(k, k + 1)), own.unsqueeze(0))
+        for k, own in zip(kinds.tolist(), boxes)
+    )
 
 
 def backpropagate(d: Tensor, W: Tensor, stage: StageWeights) -> Tensor:

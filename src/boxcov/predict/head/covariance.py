@@ -28,34 +28,20 @@ derivatives ``sum over cells and outputs of D_j * alpha``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from boxcov.head_stages import HeadStages
-from boxcov.predict.cuda.head_kernels import (
-    convolve_back,
-    gram_matrices,
-    has_kernels,
-    quadratic_forms,
-)
+from boxcov.predict.cuda.head_kernels import has_kernels
+from boxcov.predict.cuda.head_kernels import quadratic_forms as form_kernel
 from boxcov.predict.cuda.static_graph import AT_ONCE, Many, SideStream
-from boxcov.predict.head.cells import Cells, Group, Plan, backpropagate
-from boxcov.predict.head.weights import (
-    HeadWeights,
-    StagePosterior,
-    StageWeights,
-    padding_to_four,
-)
+from boxcov.predict.head.branches import StageCache, plus, run_branches
+from boxcov.predict.head.cells import Cells, Plan, backpropagate
+from boxcov.predict.head.gram import arrange_gradients, gram_matrices, project, quadratic_forms
+from boxcov.predict.head.weights import HeadWeights, StagePosterior, StageWeights
 from boxcov.predict.head.windows import convolve_windows
 from boxcov.predict.linearize import field_gradients
-
-# alpha, and the slope of norm and activation, which step 2 needs of a stage: (L + 1, columns) and
-# (L + 1, n_out), in the branches (G, B, n, T, columns or n_out)
-StageCache = tuple[Tensor | None, Tensor]
 
 
 def head_covariance(
@@ -76,17 +62,20 @@ def head_covariance(
     """
     caches = []
     for stage, cells in zip(head.stem, plan.stages):
-        rows, cache = _run_stem_stage(stage, cells, rows)
-        caches.append(cache)
+        y, cache = _run_stem_stage(stage, cells, rows)
+        caches.append((rows, *cache))
+        rows = y
     side.join()
-    outputs, total, d = _run_branches(head, plan, rows)
+    outputs, total, d = run_branches(head, plan, rows)
     J = side.run(lambda: _decoding_jacobian(staged, outputs))
-    for stage, cells, (alpha, slope) in zip(head.stem[::-1], plan.stages[-2::-1], caches[::-1]):
+    above = zip(head.stem[::-1], plan.stages[-2::-1], caches[::-1])
+    for stage, cells, (inputs, alpha, slope) in above:
         d = d * cells.per_box(slope)  # (R, m, T, n_out)
         if stage.posterior is not None and alpha is not None:
-            total = _plus(total, _stem_covariance(stage.posterior, alpha, d, cells, plan))
+            grams = gram_matrices(stage.posterior, alpha, inputs, cells, plan)
+            total = plus(total, _stem_covariance(stage.posterior, grams, d, plan))
         elif stage.directions is not None and alpha is not None:
-            total = _plus(total, _stem_derivatives(alpha, d, cells))
+            total = plus(total, _stem_derivatives(alpha, d, cells))
         if stage is not head.stem[0]:
             d = backpropagate(d, stage.W[0, 0], stage)
     assert total is not None
@@ -112,7 +101,7 @@ def _run_stem_stage(stage: StageWeights, cells: Cells, rows: Tensor) -> tuple[Te
     A = cells.gather(rows, stage.has_bias, stage.n_extra)
     alpha = None
     if stage.posterior is not None:
-        alpha = stage.posterior.project(A)
+        alpha = project(stage.posterior, A, rows, cells)
     elif stage.directions is not None:
         alpha = A @ stage.directions[0, 0].flatten(1)
     y = stage.product(A, stage.W[0, 0])
@@ -123,18 +112,18 @@ def _run_stem_stage(stage: StageWeights, cells: Cells, rows: Tensor) -> tuple[Te
     return h, (alpha, slope)
 
 
-def _stem_covariance(
-    posterior: StagePosterior, alpha: Tensor, d: Tensor, cells: Cells, plan: Plan
-) -> Tensor:
-    """Step 2: what a stage of the stem adds (m, R, R), for gradients d (R, m, T, n_out)."""
+def _stem_covariance(posterior: StagePosterior, grams: Tensor, d: Tensor, plan: Plan) -> Tensor:
+    """Step 2: what a stage of the stem adds (m, R, R), for gradients d (R, m, T, n_out).
+
+    grams (u, S, T T): the stage's Gram matrices.
+    """
     R, m, _, n_out = d.shape
-    grams = _gram_matrices(posterior, alpha, cells, plan)  # (u, S, T T)
     T = round(grams.shape[-1] ** 0.5)
     delta = (d.flatten(0, 2) @ posterior.V[0, 0]).view(d.shape)
     if posterior.F is not None and has_kernels(delta):
         boxes = plan.centre_of.unsqueeze(0)
-        return quadratic_forms(grams, posterior.F, delta[None, None], boxes)[0, 0]
-    delta = _pad_gradients(delta.permute(1, 3, 2, 0), T)  # (m, p, T, R)
+        return form_kernel(grams, posterior.F, delta[None, None], boxes)[0, 0]
+    delta = arrange_gradients(delta.permute(1, 3, 2, 0), T)  # (m, p, T, R)
     C = delta.new_empty(m, R, R)
     starts = plan.chunks(m, n_out * T * T, delta)
     for i in starts:
@@ -142,7 +131,7 @@ def _stem_covariance(
         K = grams[part] if plan.centres is None else grams.index_select(0, plan.centre_of[part])
         K = K if posterior.F is None else posterior.F[0, 0] @ K
         K = K.view(-1, n_out, T, T)
-        C[part] = _quadratic_forms(K, delta[part].contiguous())[..., :R, :R]
+        C[part] = quadratic_forms(K, delta[part])[..., :R, :R]
     return C
 
 
@@ -172,254 +161,3 @@ def _derivatives_below(stage: StageWeights, plan: Plan, d: Tensor, tangents: Ten
         moved[i] = inputs.masked_fill_(outside.unsqueeze(2), 0).flatten(1) @ W
     moved = cells.per_box(moved).flatten(2).permute(1, 2, 0)  # (m, T n_out, k)
     return d.transpose(0, 1).flatten(2) @ moved
-
-
-# branches: boxes are arranged by kind, (G rows of one kind each, B branches, n boxes, ...)
-
-
-def _run_branches(
-    head: HeadWeights, plan: Plan, rows: Tensor
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Raw outputs (m, R), what the branches add, and the gradients at the stem's output.
-
-    rows: (L + 1, C) the stem's output. The branches add a covariance (m, R, R), or derivatives
-    (m, R, k), or None if the posterior does not contain them. The gradients are (R, m, T, C).
-    """
-    first, index = head.branches[0], head.output_index
-    A = plan.stages[-1].gather(rows, first.has_bias, first.n_extra)
-    grams = None
-    if first.posterior is not None and first.posterior.F is not None:
-        grams = _gram_matrices(first.posterior, first.posterior.project(A), plan.stages[-1], plan)
-    groups = [_run_group(head, plan, group, A, grams) for group in plan.groups]
-    outputs = _restore_order([out for out, _, _ in groups], plan).flatten(1)[:, index]
-    d = _restore_order([d for _, _, d in groups], plan, 1)
-    parts = [added for _, added, _ in groups if added is not None]
-    if not parts:
-        return outputs, None, d
-    added = _restore_order(parts, plan)  # (m, B, c, c or k)
-    if not head.has_directions:  # outputs of two branches have no layer of the branches in common
-        added = torch.diag_embed(added.permute(0, 2, 3, 1))  # (m, c, c, B, B)
-        added = added.permute(0, 3, 1, 4, 2).flatten(3)[..., index]
-    return outputs, added.flatten(1, 2)[:, index], d
-
-
-def _restore_order(parts: list[Tensor], plan: Plan, dim: int = 0) -> Tensor:
-    """Join the results of the groups in the order of the boxes, which a single group keeps."""
-    if len(parts) == 1:
-        return parts[0]
-    order = torch.cat([group.boxes for group in plan.groups]).argsort()
-    return torch.cat(parts, dim).index_select(dim, order)
-
-
-def _run_group(
-    head: HeadWeights, plan: Plan, group: Group, A: Tensor, grams: Tensor | None
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Raw outputs (g, B, c), what the layers add (g, B, c, c or k), and gradients (R, g, T, C).
-
-    A (L + 1, n_in): the inputs of the first stage. grams (u, S, T T): its Gram matrices.
-    """
-    stages = group.stages
-    x, caches = _run_forward(stages, plan.stages[-1], group, A)
-    shared = None if grams is None else partial(_shared_covariance, grams, plan, group)
-    total, d = _run_backward(stages, caches, x, shared)
-
-    def by_box(values: Tensor) -> Tensor:  # (G, B, n, ...) to (g, B, ...)
-        return values.transpose(1, 2).flatten(0, 1)[group.slot]
-
-    d = _gradients_at_input(head, group, d)
-    return by_box(x.squeeze(3)), None if total is None else by_box(total), d
-
-
-def _gradients_at_input(head: HeadWeights, group: Group, d: Tensor) -> Tensor:
-    """Gradients (R, g, T', C) of the raw outputs, from those (G, B, c, n, T, n_out) of a group.
-
-    They are at the input of the branches, and d at the outputs of their first layer.
-    """
-    first = group.stages[0]
-    if has_kernels(d):
-        W, k = first.W[:, :, : first.W.shape[2] - first.n_extra], 2 * first.reach + 1
-        return convolve_back(d, W, k, head.output_index, group.members, len(group.slot))
-    # padded outputs are dropped: (G, R, n, T, n_out)
-    d = d.flatten(1, 2).index_select(1, head.output_index)
-    d = backpropagate(d, first.W.index_select(1, head.branch_index), first)
-    return d.transpose(0, 1).flatten(1, 2).index_select(1, group.slot)
-
-
-def _run_forward(
-    stages: tuple[StageWeights, ...], cells: Cells, group: Group, A: Tensor
-) -> tuple[Tensor, list[StageCache]]:
-    """Step 1 for the branches: raw outputs (G, B, n, 1, c), and what step 2 needs of each stage."""
-    x, cache = _run_first_stage(stages[0], cells.rows_of(group.members), A, cells.inside)
-    caches = [cache]
-    for stage in stages[1:]:
-        x, cache = _run_later_stage(stage, x)
-        caches.append(cache)
-    return x, caches
-
-
-def _run_backward(
-    stages: tuple[StageWeights, ...],
-    caches: list[StageCache],
-    x: Tensor,
-    shared: Callable[[StagePosterior, Tensor], Tensor] | None,
-) -> tuple[Tensor | None, Tensor]:
-    """Step 2 for the branches: what the layers add (G, B, n, c, c or k), and the gradients.
-
-    These are (G, B, c, n, T, n_out) at the first layer's outputs. x (G, B, n, 1, c): the raw
-    outputs. shared: what the first stage adds, given its posterior and d, where branches share Gram
-    matrices.
-    """
-    c = x.shape[-1]
-    d = torch.eye(c, dtype=x.dtype, device=x.device).view(c, 1, 1, c)
-    d = d.expand(*x.shape[:2], c, *x.shape[2:])
-    total: Tensor | None = None
-    for number in reversed(range(len(stages))):
-        stage, (alpha, slope) = stages[number], caches[number]
-        d = d * slope.unsqueeze(2)
-        if stage.directions is not None:
-            total = _plus(total, _branch_derivatives(alpha, d))
-        elif stage.posterior is not None:
-            if number or shared is None:
-                K = _own_kernels(stage.posterior, alpha)
-                added = _branch_covariance(stage.posterior, K, d)
-            else:
-                added = shared(stage.posterior, d)
-            total = _plus(total, added)
-        if number:
-            d = backpropagate(d, stage.W, stage)
-    return total, d
-
-
-def _run_first_stage(
-    stage: StageWeights, rows: Tensor, A: Tensor, inside: Tensor | None
-) -> tuple[Tensor, StageCache]:
-    """Outputs (G, B, n, T, n_out) of the first stage, from inputs A (L + 1, n_in).
-
-    rows (G, n, T): those of A that belong to each box. inside: see ``Cells``.
-    """
-    (G, n, T), B = rows.shape, stage.W.shape[1]
-    own = A.index_select(0, rows.flatten()).view(G, n * T, -1)
-
-    def by_branch(product: Tensor) -> Tensor:  # (G, n T, B columns) to (G, B, n, T, columns)
-        return product.view(G, n, T, B, -1).permute(0, 3, 1, 2, 4)
-
-    alpha = None
-    if stage.directions is not None:
-        alpha = by_branch(own @ stage.directions.transpose(1, 2).flatten(2))
-    elif stage.posterior is not None and stage.posterior.F is None:
-        if stage.posterior.U.dim() == 2:
-            alpha = stage.posterior.project(own)
-        else:
-            alpha = stage.posterior.project_each(own.unsqueeze(1).expand(-1, B, -1, -1))
-        alpha = alpha.view(G, -1, n, T, alpha.shape[-1])
-    h, slope = stage.activate(by_branch(stage.product(own, stage.W.transpose(1, 2).flatten(2))))
-    on_map = (rows < len(A) - 1) if inside is None else inside[:, 0][rows]
-    on_map = on_map.view(G, 1, n, T, 1)
-    return h * on_map, (alpha, slope * on_map)
-
-
-def _run_later_stage(stage: StageWeights, x: Tensor) -> tuple[Tensor, StageCache]:
-    """Outputs (G, B, n, T', n_out) of a later stage, from x (G, B, n, T, C)."""
-    side, k = round(x.shape[3] ** 0.5), 2 * stage.reach + 1
-    windows = x.unflatten(3, (side, side)).unfold(3, k, 1).unfold(4, k, 1)
-    A = windows.movedim(5, 7).flatten(5).flatten(3, 4)  # (G, B, n, T', k k C)
-    if stage.n_extra:
-        extra = A.new_zeros(stage.n_extra)
-        extra[: stage.has_bias] = 1
-        A = torch.cat([A, extra.expand(*A.shape[:-1], -1)], -1)
-    flat = A.flatten(2, 3)
-    alpha = None
-    if stage.directions is not None:
-        alpha = (flat @ stage.directions.flatten(3)).view(*A.shape[:4], -1)
-    elif stage.posterior is not None:
-        alpha = stage.posterior.project_each(flat).view(*A.shape[:4], -1)
-    h, slope = stage.activate(stage.product(flat, stage.W).view(*A.shape[:4], -1))
-    return h, (alpha, slope)
-
-
-def _shared_covariance(
-    grams: Tensor, plan: Plan, group: Group, posterior: StagePosterior, d: Tensor
-) -> Tensor:
-    """What the first stage adds (G, B, n, c, c), from the Gram matrices (u, S, T T) per cell."""
-    assert posterior.F is not None
-    if has_kernels(d):
-        delta = (d.flatten(2, 4) @ posterior.V).view(d.shape)
-        return quadratic_forms(grams, posterior.F, delta, group.members)
-    (G, n), (_, B, p, _) = group.members.shape, posterior.F.shape
-    T = round(grams.shape[-1] ** 0.5)
-    centre = pad(plan.centre_of, (0, 1))[group.members]  # any for padding: its gradients are zero
-    own = grams.index_select(0, centre.flatten()).view(G, n, -1, T * T)
-    K = posterior.F.flatten(1, 2).unsqueeze(1) @ own  # (G, n, B p, T T)
-    return _branch_covariance(posterior, K.view(G, n, B, p, T, T).transpose(1, 2), d)
-
-
-def _own_kernels(posterior: StagePosterior, alpha: Tensor | None) -> Tensor:
-    """K_p (G, B, n, p, T, T), from alpha (G, B, n, T, n_in) and the variances as they are."""
-    assert alpha is not None
-    n, T = alpha.shape[2:4]
-    pairs = (alpha.unsqueeze(-2) * alpha.unsqueeze(-3)).flatten(2, 4)  # (G, B, n T T, n_in)
-    K: Tensor = pairs @ posterior.variances.transpose(2, 3)  # (G, B, n T T, p)
-    return K.view(*K.shape[:2], n, T, T, -1).movedim(5, 3)
-
-
-def _branch_covariance(posterior: StagePosterior, K: Tensor, d: Tensor) -> Tensor:
-    """What a stage adds (G, B, n, c, c), for gradients d (G, B, c, n, T, n_out)."""
-    c = d.shape[2]
-    delta = (d.flatten(2, 4) @ posterior.V).view(d.shape).permute(0, 1, 3, 5, 4, 2)
-    delta = _pad_gradients(delta, K.shape[-1])  # (G, B, n, p, T, c)
-    return _quadratic_forms(K, delta)[..., :c, :c]
-
-
-def _branch_derivatives(alpha: Tensor | None, d: Tensor) -> Tensor:
-    """What a stage adds (G, B, n, c, k), for d (G, B, c, n, T, n_out)."""
-    assert alpha is not None  # (G, B, n, T, k n_out)
-    moved: Tensor = alpha.unflatten(4, (-1, d.shape[5])).transpose(4, 5).flatten(3, 4)
-    return d.transpose(2, 3).flatten(4) @ moved  # times (G, B, n, T n_out, k)
-
-
-def _gram_matrices(posterior: StagePosterior, alpha: Tensor, cells: Cells, plan: Plan) -> Tensor:
-    """``alpha diag(h[s]) alpha^T`` (u, S, T T) per centre cell; without h, K_p with p for s.
-
-    Where every box has its own cells, T counts the padding rows, too.
-    """
-    if posterior.F is not None and has_kernels(alpha):
-        return gram_matrices(alpha, *posterior.terms, cells.rows_per_box)
-    bands = posterior.bands or ((slice(0, alpha.shape[1]), posterior.variances[0, 0]),)
-    rows = None if plan.centres is None else cells.box_rows[plan.centres]
-    u, T = (len(cells.box_rows), cells.rows_per_box) if rows is None else rows.shape
-    grams = []
-    for q, h in bands:
-        S, n = (1, q.stop - q.start) if h is None else h.shape
-        starts = plan.chunks(u, S * T * n, alpha)
-        gram = alpha.new_empty(u, T, S * T)
-        buffer = alpha.new_empty(0 if h is None else starts.step, S, T, n)
-        for i in starts:
-            if rows is None:
-                left = alpha[i * T : min(i + starts.step, u) * T, q].unflatten(0, (-1, T))
-            else:
-                own = rows[i : i + starts.step].flatten()
-                left = alpha[:, q].index_select(0, own).view(-1, T, n)
-            right = left
-            if h is not None:
-                right = torch.mul(left.unsqueeze(1), h.unsqueeze(1), out=buffer[: len(left)])
-                right = right.flatten(1, 2)
-            # the longer side last: a CPU is half as fast the other way round
-            torch.bmm(left, right.transpose(1, 2), out=gram[i : i + starts.step])
-        grams.append(gram.view(u, T, S, T).transpose(1, 2))
-    return torch.cat(grams, 1).view(u, -1, T * T)
-
-
-def _plus(total: Tensor | None, added: Tensor) -> Tensor:
-    """The sum of what layers add; None before the first of them."""
-    return added if total is None else total + added
-
-
-def _quadratic_forms(K: Tensor, delta: Tensor) -> Tensor:
-    """``sum over p of delta^T K_p delta`` (..., R, R), K (..., p, T, T), delta (..., p, T, R)."""
-    C = delta.flatten(-3, -2).transpose(-1, -2) @ (K @ delta).flatten(-3, -2)
-    return (C + C.transpose(-1, -2)) / 2
-
-
-def _pad_gradients(delta: Tensor, T: int) -> Tensor:
-    """Zero-pad gradients (..., t, R) to T rows, as windows are; on a GPU also R, to fours."""
-    return pad(delta, (0, padding_to_four(delta.shape[-1], delta), 0, T - delta.shape[-2]))

@@ -108,9 +108,15 @@ class StagedHead:
         return StagedResult(head, below, staged.kind, self.weights.n_kinds, self._layers)
 
     def _on_cpu(self, head: HeadWeights, staged: HeadStages, tangents: Tensor | None) -> Many:
-        """On a CPU boxes that see the same cells share them."""
-        rows, plan = plan_shared_cells(staged, head)
-        return head_covariance(head, plan, rows, staged, tangents)
+        """On a CPU boxes that see the same cells share them, and kinds follow one another."""
+        order = staged.kind.argsort()
+        columns = {
+            name: getattr(staged, name)[order] for name in ("frame", "row", "column", "kind")
+        }
+        own = replace(staged, **columns)
+        rows, plan = plan_shared_cells(own, head)
+        back = order.argsort()
+        return tuple(part[back] for part in head_covariance(head, plan, rows, own, tangents))
 
     def _on_gpu(self, head: HeadWeights, staged: HeadStages, tangents: Tensor | None) -> Many:
         """On a GPU the number of boxes is rounded up, and each size becomes a CUDA graph."""

@@ -44,6 +44,7 @@ class StagePosterior:
     bands: Bands = ()  # q, and h (S of the band, number of q); None stands for ones
     has_remainder: bool = False  # U is (n_in, kept), and ``a - U U^T a`` is appended to ``U^T a``
     kinds: Tensor | None = None  # (G,) the rows of U (kinds, B, n_in, n_in); None: all, in order
+    remainder_share: float = 0.0  # of the inputs' mean squared norm, by the merged eigenvalues
 
     def project(self, A: Tensor) -> Tensor:
         """alpha: ``A U`` of inputs A (L + 1, n_in), with a remainder ``[A U, A - A U U^T]``."""
@@ -373,8 +374,12 @@ def _stage_posterior(
         first, kept = found.n_merged, len(order) - found.n_merged
         bands = [(slice(q.start - first, q.stop - first), h) for q, h in found.bands]
         remainder = slice(kept, kept + n_in), None
+        energy = blocks[0].Q.values[0].double()
+        share = float(energy[:first].sum() / energy.sum())
         U = U[:, first : len(order)].contiguous()
-        made = replace(made, U=U, bands=(*bands, remainder), has_remainder=True)
+        made = StagePosterior(
+            *(U, V, variances, F, (*bands, remainder)), has_remainder=True, remainder_share=share
+        )
     if not has_kernels(U):
         return made
     # tensor cores read both factors of A U along the sum: columns of U side by side

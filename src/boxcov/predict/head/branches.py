@@ -1,0 +1,229 @@
+"""The branches of a staged head: boxes are arranged by kind.
+
+Tensors are (G rows of one kind each, B branches, n boxes, ...). See ``covariance.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from boxcov.predict.cuda.head_kernels import convolve_back, has_kernels
+from boxcov.predict.cuda.head_kernels import quadratic_forms as form_kernel
+from boxcov.predict.head.cells import Cells, Group, Plan, backpropagate
+from boxcov.predict.head.gram import arrange_gradients, gram_matrices, project, quadratic_forms
+from boxcov.predict.head.weights import HeadWeights, StagePosterior, StageWeights
+
+# alpha, and the slope of norm and activation, which step 2 needs of a stage: (L + 1, columns) and
+# (L + 1, n_out), in the branches (G, B, n, T, columns or n_out)
+StageCache = tuple[Tensor | None, Tensor]
+
+
+def run_branches(
+    head: HeadWeights, plan: Plan, rows: Tensor
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Raw outputs (m, R), what the branches add, and the gradients at the stem's output.
+
+    rows: (L + 1, C) the stem's output. The branches add a covariance (m, R, R), or derivatives
+    (m, R, k), or None if the posterior does not contain them. The gradients are (R, m, T, C).
+    """
+    first, index = head.branches[0], head.output_index
+    A = plan.stages[-1].gather(rows, first.has_bias, first.n_extra)
+    grams = None
+    if first.posterior is not None and first.posterior.F is not None:
+        cells = plan.stages[-1]
+        alpha = project(first.posterior, A, rows, cells)
+        grams = gram_matrices(first.posterior, alpha, rows, cells, plan)
+    groups = [_run_group(head, plan, group, A, grams) for group in plan.groups]
+    outputs = _join([out for out, _, _ in groups]).flatten(1)[:, index]
+    d = _join([d for _, _, d in groups], 1)
+    parts = [added for _, added, _ in groups if added is not None]
+    if not parts:
+        return outputs, None, d
+    added = _join(parts)  # (m, B, c, c or k)
+    if not head.has_directions:  # outputs of two branches have no layer of the branches in common
+        added = torch.diag_embed(added.permute(0, 2, 3, 1))  # (m, c, c, B, B)
+        added = added.permute(0, 3, 1, 4, 2).flatten(3)[..., index]
+    return outputs, added.flatten(1, 2)[:, index], d
+
+
+def _join(parts: list[Tensor], dim: int = 0) -> Tensor:
+    """The results of the groups, one after the other; a single one is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+
+
+def _run_group(
+    head: HeadWeights, plan: Plan, group: Group, A: Tensor, grams: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Raw outputs (g, B, c), what the layers add (g, B, c, c or k), and gradients (R, g, T, C).
+
+    A (L + 1, n_in): the inputs of the first stage. grams (u, S, T T): its Gram matrices.
+    """
+    stages = group.stages
+    x, caches = _run_forward(stages, plan.stages[-1], group, A)
+    shared = None if grams is None else partial(_shared_covariance, grams, plan, group)
+    total, d = _run_backward(stages, caches, x, shared)
+
+    def by_box(values: Tensor) -> Tensor:  # (G, B, n, ...) to (g, B, ...)
+        own = values.transpose(1, 2).flatten(0, 1)
+        return own if group.slot is None else own[group.slot]
+
+    d = _gradients_at_input(head, group, d)
+    return by_box(x.squeeze(3)), None if total is None else by_box(total), d
+
+
+def _gradients_at_input(head: HeadWeights, group: Group, d: Tensor) -> Tensor:
+    """Gradients (R, g, T', C) of the raw outputs, from those (G, B, c, n, T, n_out) of a group.
+
+    They are at the input of the branches, and d at the outputs of their first layer.
+    """
+    first = group.stages[0]
+    if has_kernels(d) and group.slot is not None:
+        W, k = first.W[:, :, : first.W.shape[2] - first.n_extra], 2 * first.reach + 1
+        return convolve_back(d, W, k, head.output_index, group.members, len(group.slot))
+    # padded outputs are dropped: (G, R, n, T, n_out)
+    d = d.flatten(1, 2).index_select(1, head.output_index)
+    d = backpropagate(d, first.W.index_select(1, head.branch_index), first)
+    d = d.transpose(0, 1).flatten(1, 2)
+    return d if group.slot is None else d.index_select(1, group.slot)
+
+
+def _run_forward(
+    stages: tuple[StageWeights, ...], cells: Cells, group: Group, A: Tensor
+) -> tuple[Tensor, list[StageCache]]:
+    """Step 1 for the branches: raw outputs (G, B, n, 1, c), and what step 2 needs of each stage."""
+    x, cache = _run_first_stage(stages[0], cells.rows_of(group.members), A, cells.inside)
+    caches = [cache]
+    for stage in stages[1:]:
+        x, cache = _run_later_stage(stage, x)
+        caches.append(cache)
+    return x, caches
+
+
+def _run_backward(
+    stages: tuple[StageWeights, ...],
+    caches: list[StageCache],
+    x: Tensor,
+    shared: Callable[[StagePosterior, Tensor], Tensor] | None,
+) -> tuple[Tensor | None, Tensor]:
+    """Step 2 for the branches: what the layers add (G, B, n, c, c or k), and the gradients.
+
+    These are (G, B, c, n, T, n_out) at the first layer's outputs. x (G, B, n, 1, c): the raw
+    outputs. shared: what the first stage adds, given its posterior and d, where branches share Gram
+    matrices.
+    """
+    c = x.shape[-1]
+    d = torch.eye(c, dtype=x.dtype, device=x.device).view(c, 1, 1, c)
+    d = d.expand(*x.shape[:2], c, *x.shape[2:])
+    total: Tensor | None = None
+    for number in reversed(range(len(stages))):
+        stage, (alpha, slope) = stages[number], caches[number]
+        d = d * slope.unsqueeze(2)
+        if stage.directions is not None:
+            total = plus(total, _branch_derivatives(alpha, d))
+        elif stage.posterior is not None:
+            if number or shared is None:
+                K = _own_kernels(stage.posterior, alpha)
+                added = _branch_covariance(stage.posterior, K, d)
+            else:
+                added = shared(stage.posterior, d)
+            total = plus(total, added)
+        if number:
+            d = backpropagate(d, stage.W, stage)
+    return total, d
+
+
+def _run_first_stage(
+    stage: StageWeights, rows: Tensor, A: Tensor, inside: Tensor | None
+) -> tuple[Tensor, StageCache]:
+    """Outputs (G, B, n, T, n_out) of the first stage, from inputs A (L + 1, n_in).
+
+    rows (G, n, T): those of A that belong to each box. inside: see ``Cells``.
+    """
+    (G, n, T), B = rows.shape, stage.W.shape[1]
+    own = A.index_select(0, rows.flatten()).view(G, n * T, -1)
+
+    def by_branch(product: Tensor) -> Tensor:  # (G, n T, B columns) to (G, B, n, T, columns)
+        return product.view(G, n, T, B, -1).permute(0, 3, 1, 2, 4)
+
+    alpha = None
+    if stage.directions is not None:
+        alpha = by_branch(own @ stage.directions.transpose(1, 2).flatten(2))
+    elif stage.posterior is not None and stage.posterior.F is None:
+        if stage.posterior.U.dim() == 2:
+            alpha = stage.posterior.project(own)
+        else:
+            alpha = stage.posterior.project_each(own.unsqueeze(1).expand(-1, B, -1, -1))
+        alpha = alpha.view(G, -1, n, T, alpha.shape[-1])
+    h, slope = stage.activate(by_branch(stage.product(own, stage.W.transpose(1, 2).flatten(2))))
+    on_map = (rows < len(A) - 1) if inside is None else inside[:, 0][rows]
+    on_map = on_map.view(G, 1, n, T, 1)
+    return h * on_map, (alpha, slope * on_map)
+
+
+def _run_later_stage(stage: StageWeights, x: Tensor) -> tuple[Tensor, StageCache]:
+    """Outputs (G, B, n, T', n_out) of a later stage, from x (G, B, n, T, C)."""
+    side, k = round(x.shape[3] ** 0.5), 2 * stage.reach + 1
+    windows = x.unflatten(3, (side, side)).unfold(3, k, 1).unfold(4, k, 1)
+    A = windows.movedim(5, 7).flatten(5).flatten(3, 4)  # (G, B, n, T', k k C)
+    if stage.n_extra:
+        extra = A.new_zeros(stage.n_extra)
+        extra[: stage.has_bias] = 1
+        A = torch.cat([A, extra.expand(*A.shape[:-1], -1)], -1)
+    flat = A.flatten(2, 3)
+    alpha = None
+    if stage.directions is not None:
+        alpha = (flat @ stage.directions.flatten(3)).view(*A.shape[:4], -1)
+    elif stage.posterior is not None:
+        alpha = stage.posterior.project_each(flat).view(*A.shape[:4], -1)
+    h, slope = stage.activate(stage.product(flat, stage.W).view(*A.shape[:4], -1))
+    return h, (alpha, slope)
+
+
+def _shared_covariance(
+    grams: Tensor, plan: Plan, group: Group, posterior: StagePosterior, d: Tensor
+) -> Tensor:
+    """What the first stage adds (G, B, n, c, c), from the Gram matrices (u, S, T T) per cell."""
+    assert posterior.F is not None
+    if has_kernels(d):
+        delta = (d.flatten(2, 4) @ posterior.V).view(d.shape)
+        return form_kernel(grams, posterior.F, delta, group.members)
+    (G, n), (_, B, p, _) = group.members.shape, posterior.F.shape
+    T = round(grams.shape[-1] ** 0.5)
+    centre = pad(plan.centre_of, (0, 1))[group.members]  # any for padding: its gradients are zero
+    own = grams.index_select(0, centre.flatten()).view(G, n, -1, T * T)
+    K = posterior.F.flatten(1, 2).unsqueeze(1) @ own  # (G, n, B p, T T)
+    return _branch_covariance(posterior, K.view(G, n, B, p, T, T).transpose(1, 2), d)
+
+
+def _own_kernels(posterior: StagePosterior, alpha: Tensor | None) -> Tensor:
+    """K_p (G, B, n, p, T, T), from alpha (G, B, n, T, n_in) and the variances as they are."""
+    assert alpha is not None
+    n, T = alpha.shape[2:4]
+    pairs = (alpha.unsqueeze(-2) * alpha.unsqueeze(-3)).flatten(2, 4)  # (G, B, n T T, n_in)
+    K: Tensor = pairs @ posterior.variances.transpose(2, 3)  # (G, B, n T T, p)
+    return K.view(*K.shape[:2], n, T, T, -1).movedim(5, 3)
+
+
+def _branch_covariance(posterior: StagePosterior, K: Tensor, d: Tensor) -> Tensor:
+    """What a stage adds (G, B, n, c, c), for gradients d (G, B, c, n, T, n_out)."""
+    c = d.shape[2]
+    delta = (d.flatten(2, 4) @ posterior.V).view(d.shape).permute(0, 1, 3, 5, 4, 2)
+    delta = arrange_gradients(delta, K.shape[-1])  # (G, B, n, p, T, c)
+    return quadratic_forms(K, delta)[..., :c, :c]
+
+
+def _branch_derivatives(alpha: Tensor | None, d: Tensor) -> Tensor:
+    """What a stage adds (G, B, n, c, k), for d (G, B, c, n, T, n_out)."""
+    assert alpha is not None  # (G, B, n, T, k n_out)
+    moved: Tensor = alpha.unflatten(4, (-1, d.shape[5])).transpose(4, 5).flatten(3, 4)
+    return d.transpose(2, 3).flatten(4) @ moved  # times (G, B, n, T n_out, k)
+
+
+def plus(total: Tensor | None, added: Tensor) -> Tensor:
+    """The sum of what layers add; None before the first of them."""
+    return added if total is None else total + added
