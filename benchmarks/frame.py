@@ -126,8 +126,8 @@ def main() -> None:
             for row in frame_rows(case, precision):
                 print(*row, flush=True)
                 frames.append(row)
-    if args.out is not None:
-        write(args.out, stages, frames)
+        if args.out is not None:  # after each network: a run that is cut off keeps the others
+            write(args.out, stages, frames)
 
 
 def set_tf32(is_allowed: bool) -> None:
