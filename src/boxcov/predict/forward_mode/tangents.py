@@ -150,9 +150,10 @@ class Tangents(TorchFunctionMode):
             return out
         with matrix_precision(directions.precision) if out.is_cuda else nullcontext():
             # a weight that is computed differs from frame to frame, so that nothing can be cached
+            tangent = None
             if self._takes_half(out) and isinstance(call.weight, nn.Parameter):
                 tangent = self._half_product(call, x, eta, shift)
-            else:
+            if tangent is None:
                 tangent = Tangent(self._exact_product(call, x, eta, shift))
         self._set(out, tangent)
         return out
@@ -170,21 +171,26 @@ class Tangents(TorchFunctionMode):
 
     def _half_product(
         self, call: LayerCall, x: Tangent | None, eta: Tensor | None, shift: Tensor | None
-    ) -> Tangent:
-        """The tangents of a layer's output in float16; the scales are part of the weights."""
+    ) -> Tangent | None:
+        """The tangents of a layer's output in float16; the scales are part of the weights.
+
+        None if what it takes has no scale.
+        """
         half, key = self.directions.half, id(call.weight)
         assert half is not None
         scale = half.scale(("out", key), lambda: self._exact_product(call, x, eta, shift))
+        of_moved = 1.0 if x is None else half.scale(("in", key), x.whole)
+        of_plain = 1.0 if eta is None else half.scale(("x", key), lambda: call.x)
+        if scale is None or of_moved is None or of_plain is None:
+            return None
         moved, weight, plain, stacked = None, call.weight.detach(), call.x, None
         if x is not None:
-            own = half.scale(("in", key), x.whole)
-            weight = half.operand(("weight", key), call.weight.detach, own / scale)
-            moved = x.half(own)
-            self._set(call.x, Tangent(moved, scale=own))  # for its next reader
+            weight = half.operand(("weight", key), call.weight.detach, of_moved / scale)
+            moved = x.half(of_moved)
+            self._set(call.x, Tangent(moved, scale=of_moved))  # for its next reader
         if eta is not None:
-            own = half.scale(("x", key), lambda: call.x)
-            plain = Tangent(call.x.unsqueeze(0)).half(own)[0]
-            stacked = self.directions.stacked(call, eta, own / scale)
+            plain = Tangent(call.x.unsqueeze(0)).half(of_plain)[0]
+            stacked = self.directions.stacked(call, eta, of_plain / scale)
         t, *rest = self._terms(call, _Operands(moved, weight, plain, stacked))
         t = t if shift is None else t.add_(shift / scale)
         return Tangent(t, None, scale, rest[0] if rest else None)
@@ -250,15 +256,15 @@ class Tangents(TorchFunctionMode):
             parts = [_broadcast(t.whole(), dims, out) for t, dims in moving]
             return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
-        if self._takes_half(out, *tangents):
-            scale = self._scale_of_sum(exact)
+        scale = self._scale_of_sum(exact) if self._takes_half(out, *tangents) else None
+        if scale is not None:
             first, *rest = [_broadcast(t.half(scale), dims, out) for t, dims in moving]
             self._set(out, Tangent(first, None, scale, rest[0] if rest else None))
         else:
             self._set(out, Tangent(exact()))
         return out
 
-    def _scale_of_sum(self, exact: Callable[[], Tensor]) -> float:
+    def _scale_of_sum(self, exact: Callable[[], Tensor]) -> float | None:
         """The scale of a sum or concatenation of float16 tangents."""
         assert self.directions.half is not None
         self._sums += 1
