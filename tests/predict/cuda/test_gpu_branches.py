@@ -153,7 +153,7 @@ def test_an_overflow_of_float16_ends_its_use(pillars: Any, deep: Any, method: st
     model(first)
     half = model.router.propagation._directions.half
     assert half is not None
-    half._scales = {key: scale / 2**12 for key, scale in half._scales.items()}
+    half._scales = {key: scale and scale / 2**12 for key, scale in half._scales.items()}
     half._operands.clear()
     with pytest.warns(boxcov.BoxcovWarning, match="float16 may overflow"):
         found = model(second)
