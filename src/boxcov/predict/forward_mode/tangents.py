@@ -18,15 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from boxcov._torch.layers import LayerCall, parse
 from boxcov._torch.modules import float_leaves
-from boxcov._torch.process_state import ProcessLock, matrix_precision
+from boxcov._torch.process_state import matrix_precision
 from boxcov.predict.forward_mode.directions import Directions
+from boxcov.predict.forward_mode.jvp import NoRule, push_forward
 from boxcov.predict.forward_mode.storage import Tangent, channels_last, empty_tangents
 
 
@@ -43,13 +43,8 @@ _POINTWISE = (
     | _functions(Tensor, "sigmoid tanh exp")
 )
 _SUMS = _functions(torch, "add") | _functions(Tensor, "add add_ __add__ __radd__ __iadd__")
-_LOCK = ProcessLock()
 _IN_PLACE = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "pow", "and", "or")}
 _NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
-
-
-class NoRule(Exception):
-    """Tangents cannot pass an operation; ``vmap(jvp)`` of the whole network still can."""
 
 
 @dataclass(frozen=True)
@@ -309,38 +304,6 @@ class Tangents(TorchFunctionMode):
         for leaf, t in zip(into, push_forward(again, primals, tangents)):
             self._set(leaf, Tangent(t))
         return out
-
-
-def vmap_jvp(
-    function: Callable[..., list[Tensor]],
-    primals: tuple[Tensor, ...],
-    tangents: tuple[Tensor, ...],
-    chunk_size: int | None = None,
-) -> list[Tensor]:
-    """Derivatives (k, ...) of each output along k tangents (k, *shape) of each input.
-
-    One thread at a time: the levels of torch's forward mode belong to the process. Attention is
-    computed by plain products: torch has no forward-mode derivative of a fused one.
-    """
-
-    def one(*moved: Tensor) -> list[Tensor]:
-        found: list[Tensor] = torch.func.jvp(function, primals, moved)[1]
-        # vmap can only stack what depends on the direction: add a zero that does
-        zero = 0 * (moved[0].flatten()[0] if moved[0].numel() else moved[0].sum())
-        return [t + zero.to(t.dtype) for t in found]
-
-    with _LOCK, sdpa_kernel(SDPBackend.MATH):
-        return list(torch.vmap(one, chunk_size=chunk_size)(*tangents))
-
-
-def push_forward(
-    function: Callable[..., list[Tensor]], primals: tuple[Tensor, ...], tangents: tuple[Tensor, ...]
-) -> list[Tensor]:
-    """As ``vmap_jvp``; raise ``NoRule`` where torch has no rule."""
-    try:
-        return vmap_jvp(function, primals, tangents)
-    except (RuntimeError, ValueError, TypeError) as error:  # no forward mode, or no batching
-        raise NoRule(str(error)) from error
 
 
 def _slope(func: Any, x: Tensor, rest: list[Any], kwargs: Mapping[str, Any], out: Tensor) -> Tensor:

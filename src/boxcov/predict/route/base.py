@@ -17,7 +17,8 @@ from boxcov.posterior.posterior import Posterior
 from boxcov.predict.cuda.static_graph import CaptureError, GraphPass, StaticGraph
 from boxcov.predict.engine_options import EngineOptions
 from boxcov.predict.forward_mode.derivatives import TangentPropagation, directional_derivatives
-from boxcov.predict.forward_mode.tangents import NoRule, Tangents
+from boxcov.predict.forward_mode.jvp import NoRule
+from boxcov.predict.forward_mode.tangents import Tangents
 from boxcov.predict.head.stages import StagedHead
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
 from boxcov.predict.route.verification import (
