@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 import boxcov
+from boxcov.errors import NotFiniteError
 from boxcov.predict.cuda.static_graph import Graphs
 from boxcov.predict.forward_mode.storage import Tangent
 from boxcov.static_selection import StaticLimits
@@ -155,12 +156,31 @@ def test_an_overflow_of_float16_ends_its_use(pillars: Any, deep: Any, method: st
     assert half is not None
     half._scales = {key: scale and scale / 2**12 for key, scale in half._scales.items()}
     half._operands.clear()
-    with pytest.warns(boxcov.BoxcovWarning, match="float16 may overflow"):
+    with pytest.warns(boxcov.BoxcovWarning, match="float16 overflow"):
         found = model(second)
     assert relative(found.covariance, exact(second).covariance) < 1e-3
     assert not model.router.propagation.in_half
     model(first)
     assert "propagated tangents" in str(model.router.route)
+
+
+@pytest.mark.parametrize("method", [f"{m}, tf32" for m in SAMPLES])
+def test_a_frame_that_is_never_finite_keeps_float16(
+    pillars: Any, deep: Any, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, inputs = METHODS[method](deepcopy(pillars).to("cuda"), deep), clouds(pillars)[0]
+    inputs = moved(inputs, "cuda")
+    expected = [model(inputs) for _ in range(3)][-1]
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "predict", lambda point: fail())
+        with pytest.raises(boxcov.BoxcovError, match="never finite"):
+            model(inputs)
+    assert model.router.propagation.in_half
+    assert torch.equal(model(inputs).covariance, expected.covariance)
+
+
+def fail() -> None:
+    raise NotFiniteError("never finite")
 
 
 @pytest.mark.parametrize("method", [f"{m}, tf32" for m in SAMPLES])
