@@ -188,14 +188,14 @@ NUMBERS = [
         "predict/predictor.py",
         "if not changes:",
         "if True:",
-        "predict/cuda/test_gpu_branches.py::test_an_overflow_of_float16_ends_its_use",
+        "predict/cuda/test_float16_routes.py::test_an_overflow_of_float16_ends_its_use",
     ),
     Mutant(
         "float16 is compared with its oracle",
         "predict/route/base.py",
         "in_half and self.tangents_check.contradicts(fast, slow)",
         "False",
-        "predict/cuda/test_gpu_branches.py::test_wrong_float16_is_refused",
+        "predict/cuda/test_float16_routes.py::test_wrong_float16_is_refused",
     ),
     Mutant(
         "zeros are no measure of tangents",
