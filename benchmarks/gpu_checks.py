@@ -243,6 +243,8 @@ def graphs(detector: CenterPoint) -> str:
 
 def kernels(detector: CenterPoint) -> str:
     """Covariances by Triton kernels against those in plain torch, of few and many boxes."""
+    runs = gram.has_kernels(torch.ones(1, device=DEVICE))
+    require(DEVICE == "cpu" or runs, "Triton's kernels do not run on this device")
     detector = detector.to(DEVICE).eval()
     frames = simulated.frames(count=2, sweeps=2, device=DEVICE)
     posterior = boxcov.fit(detector, [frames[0]], prior_precision=100.0)

@@ -11,6 +11,7 @@ WEIGHTS = "predict/test_changed_weights.py::"
 NAMED = "kfac/test_nonfinite.py::test_a_frame_that_is_not_finite_is_fatal_and_named"
 SAME = "predict/test_covariance.py::test_same_seed_same_bytes"
 CARRY = "test_provenance.py::test_results_carry_version_seed_fingerprint_and_settings"
+BORDER = "predict/head/test_kernel_sizes.py::test_kernels_at_the_border"
 
 NUMBERS = [
     Mutant(
@@ -160,5 +161,61 @@ NUMBERS = [
         '"weights_sha256": self._fingerprint',
         '"weights_sha256": ""',
         CARRY,
+    ),
+    Mutant(
+        "a remainder is a difference only if it is exact",
+        "predict/head/gram.py",
+        "bool((alpha.square().sum(1) <= (1 - _LEAST_SHARE) * norms).all())",
+        "True",
+        "predict/head/test_stages.py::test_a_remainder_is_a_difference_only_if_it_is_exact",
+    ),
+    Mutant(
+        "boxes return in their own order",
+        "predict/head/stages.py",
+        "back = order.argsort()",
+        "back = order",
+        BORDER,
+    ),
+    Mutant(
+        "every stage reads zeros beyond the border",
+        "predict/head/branches.py",
+        "if on_map.shape[2] > 1:",
+        "if False:",
+        BORDER,
+    ),
+    Mutant(
+        "a frame that overflows float16 is computed again",
+        "predict/predictor.py",
+        "if not changes:",
+        "if True:",
+        "predict/cuda/test_float16_routes.py::test_an_overflow_of_float16_ends_its_use",
+    ),
+    Mutant(
+        "float16 is compared with its oracle",
+        "predict/route/base.py",
+        "in_half and self.tangents_check.contradicts(fast, slow)",
+        "False",
+        "predict/cuda/test_float16_routes.py::test_wrong_float16_is_refused",
+    ),
+    Mutant(
+        "zeros are no measure of tangents",
+        "predict/forward_mode/storage.py",
+        "if is_size else None",
+        "if is_size else 1.0",
+        "predict/forward_mode/test_float16.py::test_tangents_of_any_size_follow_zeros",
+    ),
+    Mutant(
+        "layers of one product do not mix",
+        "kfac/input_gram.py",
+        "sums[:, :, :pieces].sum(2)",
+        "sums.sum(2)",
+        "kfac/test_input_gram.py::test_a_nan_stays_in_its_own_group",
+    ),
+    Mutant(
+        "without a compiler plain torch is used",
+        "_torch/triton_kernels.py",
+        "except Exception as error:",
+        "except ImportError as error:",
+        "_torch/test_triton_kernels.py::test_a_failure_gives_one_warning",
     ),
 ]

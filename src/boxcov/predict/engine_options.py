@@ -7,7 +7,7 @@ from typing import Literal
 
 from boxcov._torch.process_state import Precision
 from boxcov.errors import BoxcovError, check_choice
-from boxcov.predict.head.weights import TOLERANCE
+from boxcov.predict.head.weight_stacks import TOLERANCE
 
 
 @dataclass(frozen=True)

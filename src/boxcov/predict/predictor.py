@@ -98,9 +98,10 @@ class Predictor(ABC):
             try:
                 return self._frame(inputs, error_model, with_signals)
             except NotFiniteError as error:
-                if not self.router.leave_half(f"{error}; tangents in float16 may overflow"):
-                    raise
-                return self._frame(inputs, error_model, with_signals)
+                with self.router.without_half(f"{error}; tangents in float16 overflow") as changes:
+                    if not changes:
+                        raise
+                    return self._frame(inputs, error_model, with_signals)
 
     def _frame(self, inputs: Any, error_model: ErrorModel | None, with_signals: bool) -> Detections:
         with torch.inference_mode(False), torch.no_grad():

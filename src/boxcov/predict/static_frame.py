@@ -20,7 +20,8 @@ from boxcov.predict.engine_options import DEFAULT_ENGINE, EngineOptions
 from boxcov.predict.forward_mode.derivatives import directional_derivatives, sample_covariance
 from boxcov.predict.head.cells import group_in_blocks, plan_own_cells, window_tables
 from boxcov.predict.head.covariance import head_covariance
-from boxcov.predict.head.weights import HeadWeights, build_head_weights
+from boxcov.predict.head.weight_stacks import build_head_weights
+from boxcov.predict.head.weights import HeadWeights
 from boxcov.predict.instances import InstanceEngine, InstanceRun, with_leaves
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
 from boxcov.predict.predictor import add_signals, detector_signals

@@ -20,7 +20,6 @@ from torch.utils._pytree import tree_map_only
 
 import boxcov
 from boxcov.predict.cuda.static_graph import Graphs
-from boxcov.predict.forward_mode.storage import Tangent
 from boxcov.static_selection import StaticLimits
 from helpers.centerpoint_cases import cloud, detector_of, pillar_config, voxel_config
 from helpers.centerpoint_cases import frames as labelled
@@ -122,7 +121,6 @@ def deep(pillars: Any) -> Any:
     return fitted(pillars, "backbone")
 
 
-half = Tangent.half
 SAMPLES = ["exact, samples", "mcglm"]
 
 
@@ -142,39 +140,6 @@ def test_whole_network_without_stages(
     model = check(METHODS[method], pillars, deep, clouds(pillars), "cuda:0")
     assert model.router.graph.graphs.replayed
     assert "head layers by propagated tangents" in str(model.router.route)
-
-
-@pytest.mark.parametrize("method", [f"{m}, tf32" for m in SAMPLES])
-def test_an_overflow_of_float16_ends_its_use(pillars: Any, deep: Any, method: str) -> None:
-    """No covariance is lost: the frame is computed again, with tangents in float32."""
-    twin = deepcopy(pillars).to("cuda")
-    model, exact = METHODS[method](twin, deep), METHODS[method.removesuffix(", tf32")](twin, deep)
-    first, second = (moved(inputs, "cuda") for inputs in clouds(pillars, (0, 1)))
-    model(first)
-    half = model.router.propagation._directions.half
-    assert half is not None
-    half._scales = {key: scale / 2**12 for key, scale in half._scales.items()}
-    half._operands.clear()
-    with pytest.warns(boxcov.BoxcovWarning, match="float16 may overflow"):
-        found = model(second)
-    assert relative(found.covariance, exact(second).covariance) < 1e-3
-    assert not model.router.propagation.in_half
-    model(first)
-    assert "propagated tangents" in str(model.router.route)
-
-
-@pytest.mark.parametrize("method", [f"{m}, tf32" for m in SAMPLES])
-def test_wrong_float16_is_refused(
-    pillars: Any, deep: Any, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Tangent, "half", lambda tangent, scale: 2 * half(tangent, scale))
-    twin = deepcopy(pillars).to("cuda")
-    model, exact = METHODS[method](twin, deep), METHODS[method.removesuffix(", tf32")](twin, deep)
-    first, second = (moved(inputs, "cuda") for inputs in clouds(pillars, (0, 1)))
-    with pytest.warns(boxcov.BoxcovWarning, match="tangents in float16 differ"):
-        model(first)
-    assert relative(model(second).covariance, exact(second).covariance) < 1e-3
-    assert "propagated tangents" in str(model.router.route)
 
 
 def test_voxels() -> None:

@@ -6,13 +6,18 @@ They run on a GPU, or on a CPU by Triton's interpreter: ``TRITON_INTERPRET=1 pyt
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
+import boxcov
 from boxcov.predict.cuda import head_kernels as kernels
+from boxcov.predict.engine_options import EngineOptions
+from boxcov.predict.head import branches, covariance, gram, weights
 from boxcov.predict.head.cells import fold_gradients
+from helpers.deep_head import head_on
 from oracles.dense import relative
 
 pytest.importorskip("triton", reason="Triton comes with the CUDA builds of torch")
@@ -78,3 +83,42 @@ def test_projection_reads_the_weights_of_a_kind() -> None:
     x, U, kinds = random(3, 2, 20, 70), random(2, 2, 70, 90), torch.tensor([1, 0, 1])
     found = kernels.project(x, U, kinds.to(DEVICE))
     assert relative(found.cpu(), x.cpu().double() @ U.cpu().double()[kinds]) < CLOSE
+
+
+@pytest.fixture
+def nan_memory() -> Iterator[None]:
+    """Memory is filled with NaN, so that what is read of it without being written shows."""
+    torch.use_deterministic_algorithms(DEVICE == "cpu")
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize(
+    ("stem", "chain", "loss"),
+    [([3], [3, 1], 0.0), ([3], [3, 3], 0.1), ([1], [1, 3, 3], 0.0), ([5], [1], 0.1)],
+)
+@pytest.mark.usefixtures("nan_memory")
+def test_a_head_by_kernels(
+    nan_memory: None,
+    monkeypatch: pytest.MonkeyPatch,
+    stem: list[int],
+    chain: list[int],
+    loss: float,
+) -> None:
+    """With padded boxes, against a backward pass."""
+    detector = head_on((5, 4), stem, chain).to(DEVICE)
+    frames = [(random(2, 8, 5, 4) + i, None) for i in range(2)]
+    posterior = boxcov.fit(detector, frames, n_data=100, prior_precision=1.0)
+    posterior = posterior.compress(loss) if loss else posterior
+    expected = boxcov.GLM(detector, posterior)(frames[0][0]).covariance
+    for user in (branches, covariance, gram, weights):
+        monkeypatch.setattr(user, "has_kernels", lambda x: x.dtype == torch.float32)
+    monkeypatch.setattr(weights, "_WIDEST", 40)
+    model = boxcov.ExactGLM(detector, posterior, engine=EngineOptions(cuda_graphs=False))
+    engine = model.router.staged_head
+    with torch.no_grad():
+        point = model.linearized.at(frames[0][0])
+        staged = point.shadow.stages(point.raw, point.selection)
+        engine._prepare(staged, point.linearized.names, None)
+        (found,) = engine._on_gpu(engine.weights, staged, None)
+    assert relative(found.cpu(), expected.cpu()) < 1e-4

@@ -52,6 +52,11 @@ class Rows(nn.Module):
         return y.softmax(-1) + y.mean(1, keepdim=True)
 
 
+class Doubled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x + x, x], 1)[:, :8]
+
+
 BODIES: dict[str, Callable[[], nn.Module]] = {
     "convolution": lambda: nn.Conv2d(8, 8, 3, padding=1),
     "in groups": lambda: nn.Conv2d(8, 8, 3, padding=1, groups=4, bias=False),
@@ -168,6 +173,19 @@ def test_a_frame_of_zeros_is_no_measure() -> None:
     half = Directions(etas, dict(net.named_parameters()), in_half=True)
     assert bool(propagated(net, 0 * x, half)[1].isfinite().all())
     assert bool(propagated(net, x, half)[1].isfinite().all())
+
+
+@pytest.mark.parametrize("size", [1e-9, 1e9])
+@pytest.mark.parametrize("body", ["in groups", "plain", "sum"])
+def test_tangents_of_any_size_follow_zeros(body: str, size: float) -> None:
+    """A first frame of zeros has no scale: with that of ones, 1e-9 would become zero."""
+    torch.manual_seed(0)
+    bodies = {"plain": nn.Identity, "sum": Doubled, "in groups": BODIES["in groups"]}
+    net = nn.Sequential(nn.Conv2d(3, 8, 1, bias=False), nn.ReLU(), bodies[body]())
+    net.append(nn.Conv2d(8, 4, 3, bias=False)).eval()
+    frames = [torch.zeros(1, 3, 6, 6), size * torch.randn(1, 3, 6, 6)]
+    (_, _), (found, exact) = both(net, directions_of(net), frames)
+    assert error(found, exact) < ROUNDING
 
 
 def test_half_networks_keep_their_tangents() -> None:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from boxcov.predict.forward_mode.directions import Directions
-from boxcov.predict.forward_mode.tangents import NoRule, Tangents
+from boxcov.predict.forward_mode.jvp import NoRule
+from boxcov.predict.forward_mode.tangents import Tangents
 
 
 class Mixed(nn.Module):

@@ -6,25 +6,18 @@ them in rows of 64 bytes: 20 of the 25 ms of a voxel encoder on an H200.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from boxcov._torch.process_state import allows_tf32
-
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # it comes with the CUDA builds of torch
-    triton = tl = None
+from boxcov._torch.triton_kernels import has_triton, launch, tile_side, tl
 
 _ROWS, _DEPTH = 64, 32  # of a tile: output sites, and input channels per step
 
 
 def can_gather(x: Tensor) -> bool:
     """Whether ``gather_linear`` can take these features."""
-    return triton is not None and x.is_cuda and x.dtype in (torch.float32, torch.float16)
+    return x.dtype in (torch.float32, torch.float16) and has_triton(x)
 
 
 def gather_linear(x: Tensor, table: Tensor, weight: Tensor) -> Tensor:
@@ -35,8 +28,10 @@ def gather_linear(x: Tensor, table: Tensor, weight: Tensor) -> Tensor:
     """
     (n, taps), (count, channels), n_out = table.shape, x.shape, len(weight)
     out = x.new_empty(n, n_out)
-    width = max(16, min(64, n_out))
-    _kernel[(-(-n // _ROWS), -(-n_out // width))](
+    width = min(64, tile_side(n_out))
+    launch(
+        _gather_and_multiply,
+        (-(-n // _ROWS), -(-n_out // width)),
         *(x.contiguous(), table, weight.t().contiguous(), out, n, count),
         TAPS=taps,
         CHANNELS=channels,
@@ -81,6 +76,3 @@ def _gather_and_multiply(  # type: ignore[no-untyped-def]
             total += tl.dot(a, b, input_precision=PRECISION)
     is_out = (rows < n)[:, None] & (columns < N_OUT)[None, :]
     tl.store(out + rows[:, None] * N_OUT + columns[None, :], total, mask=is_out)
-
-
-_kernel: Any = None if triton is None else triton.jit(_gather_and_multiply)

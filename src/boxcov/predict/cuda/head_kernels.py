@@ -7,27 +7,20 @@ leave most of a GPU idle: 0.5 ms of a frame of 5 ms on an H200.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from boxcov._torch.process_state import allows_tf32
-
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # it comes with the CUDA builds of torch
-    triton = tl = None
+from boxcov._torch.triton_kernels import has_triton, launch, tile_side, tl
 
 _OUTPUTS = 16  # p of a program of the quadratic forms
-_MEMBERS = 4  # boxes of a program of the convolution
+_MEMBERS, _CELLS = 4, 128  # most boxes, and cells of them, of a program of the convolution
 _ROWS, _WIDTH, _DEPTH = 16, 64, 32  # of a tile of a product, and of a step of its sum
 
 
 def has_kernels(x: Tensor) -> bool:
     """Whether the kernels can take the tensors of a frame, of which x is one."""
-    return triton is not None and x.is_cuda and x.dtype == torch.float32
+    return x.dtype == torch.float32 and has_triton(x)
 
 
 def gram_matrices(alpha: Tensor, h: Tensor, columns: Tensor, rows: int) -> Tensor:
@@ -39,9 +32,11 @@ def gram_matrices(alpha: Tensor, h: Tensor, columns: Tensor, rows: int) -> Tenso
     """
     m, S = len(alpha) // rows, len(h)
     out, precision = alpha.new_empty(m, S, rows * rows), _precision()
-    _gram_kernel[(m, S)](
+    launch(
+        _gram,
+        (m, S),
         *(alpha, h, columns, out, alpha.stride(0), h.stride(0), S, rows),
-        SIDE=_power_of_two(rows),
+        SIDE=tile_side(rows),
         STEP=64 if precision == "tf32" else 32,
         PRECISION=precision,
         num_warps=4 if rows > 16 else 2,
@@ -60,12 +55,14 @@ def quadratic_forms(grams: Tensor, F: Tensor, delta: Tensor, box_of: Tensor) -> 
     rows = round(square**0.5)
     parts = -(-P // _OUTPUTS)
     out = delta.new_empty(G, B, n, parts, c, c)
-    _form_kernel[(G * B * n, parts)](
+    launch(
+        _form,
+        (G * B * n, parts),
         *(grams, F.contiguous(), delta, box_of.contiguous(), out),
         *(m, B, n, P, T, c, rows),
         TERMS=S,
-        SIDE=_power_of_two(rows),
-        WIDTH=_power_of_two(c),
+        SIDE=tile_side(rows),
+        WIDTH=tile_side(c),
         STEP=_OUTPUTS,
         num_warps=1 if rows <= 16 else 2,
     )
@@ -85,14 +82,17 @@ def convolve_back(
     side, C = round(T**0.5), W.shape[2] // (k * k)
     size = side + k - 1
     out = d.new_empty(R, m, size * size, C)
-    width = min(_WIDTH, _power_of_two(C))
-    _back_kernel[(G * -(-n // _MEMBERS), R, -(-C // width))](
+    width, cells = min(_WIDTH, tile_side(C)), tile_side(size * size)
+    at_once = max(1, min(_MEMBERS, _CELLS // cells))  # a small GPU has 99 KB for a program
+    launch(
+        _back,
+        (G * -(-n // at_once), R, -(-C // width)),
         *(d.contiguous(), W, output_index, members.contiguous(), out),
         *(W.stride(0), W.stride(1), m, B, c, n, n_out, C, side, k),
-        MEMBERS=_MEMBERS,
-        CELLS=_power_of_two(size * size),
+        MEMBERS=at_once,
+        CELLS=cells,
         WIDTH=width,
-        DEPTH=min(_DEPTH, _power_of_two(n_out)),
+        DEPTH=min(_DEPTH if cells <= _CELLS else 16, tile_side(n_out)),
         PRECISION=_precision(),
     )
     return out
@@ -102,7 +102,9 @@ def project(x: Tensor, U: Tensor, kinds: Tensor) -> Tensor:
     """Return ``x[g] U[kinds[g]]`` (G, B, n, N), for x (G, B, n, K) and U (kinds, B, K, N)."""
     (G, B, n, K), N = x.shape, U.shape[3]
     out = x.new_empty(G, B, n, N)
-    _project_kernel[(-(-N // _WIDTH), -(-n // _ROWS), G * B)](
+    launch(
+        _project,
+        (-(-N // _WIDTH), -(-n // _ROWS), G * B),
         *(x.contiguous(), U.contiguous(), kinds, out, B, n, K, N),
         ROWS=_ROWS,
         WIDTH=_WIDTH,
@@ -110,11 +112,6 @@ def project(x: Tensor, U: Tensor, kinds: Tensor) -> Tensor:
         PRECISION=_precision(),
     )
     return out
-
-
-def _power_of_two(count: int) -> int:
-    """The side of a tile that holds ``count``: at least 16, for tensor cores."""
-    return max(16, 1 << (count - 1).bit_length())
 
 
 def _precision() -> str:
@@ -274,9 +271,3 @@ def _project(  # type: ignore[no-untyped-def]
         total += tl.dot(a, b, input_precision=PRECISION)
     at = layer.to(tl.int64) * n * N + row[:, None] * N + column[None, :]
     tl.store(out + at, total, mask=(row < n)[:, None] & (column < N)[None, :])
-
-
-_project_kernel: Any = None if triton is None else triton.jit(_project)
-_back_kernel: Any = None if triton is None else triton.jit(_back)
-_gram_kernel: Any = None if triton is None else triton.jit(_gram)
-_form_kernel: Any = None if triton is None else triton.jit(_form)

@@ -16,7 +16,8 @@ from boxcov._torch.modules import LayerCallMode
 from boxcov._torch.process_state import Precision, matrix_precision
 from boxcov.errors import BoxcovError
 from boxcov.predict.forward_mode.directions import Directions, normalise
-from boxcov.predict.forward_mode.tangents import NoRule, Tangents, push_forward, vmap_jvp
+from boxcov.predict.forward_mode.jvp import NoRule, push_forward, vmap_jvp
+from boxcov.predict.forward_mode.tangents import Tangents
 from boxcov.predict.linearize import LinearizationPoint, Weights
 
 _DIRECTIONS_AT_ONCE = 100  # by vmap(jvp), whose memory they take

@@ -47,7 +47,7 @@ class Directions:
         if factor is not None:
             assert self.half is not None
             return self.half.operand(key, lambda: _stack(call, eta), factor)
-        if self.half is not None:  # needed once, to measure scales
+        if self.half is not None:  # needed once, to measure scales, unless there are none
             return _stack(call, eta)
         if key not in self._stacked:
             self._stacked[key] = channels_last(_stack(call, eta))

@@ -73,20 +73,25 @@ class Tangent:
 
 
 class Float16Operands:
-    """Scales of tangents in float16, and weights in float16; cached from frame to frame."""
+    """Scales of tangents in float16, and weights in float16; cached from frame to frame.
+
+    What has no scale is not stored in float16.
+    """
 
     def __init__(self) -> None:
-        self._scales: dict[Hashable, float] = {}
+        self._scales: dict[Hashable, float | None] = {}
         self._operands: dict[Hashable, Tensor] = {}
 
-    def scale(self, key: Hashable, values: Callable[[], Tensor]) -> float:
-        """The scale of what ``key`` names; measured on ``values()`` at the first call."""
+    def scale(self, key: Hashable, values: Callable[[], Tensor]) -> float | None:
+        """The scale of what ``key`` names; measured on ``values()`` at the first call.
+
+        None, for good, if these are all zero: in another frame they may be of any size.
+        """
         if key not in self._scales:
             found = values()
             largest = float(found.abs().amax()) if found.numel() else 0.0
-            # zeros may be numbers of any size in another frame; what is not finite stays so
             is_size = isfinite(largest) and largest > 0
-            self._scales[key] = 2.0 ** (frexp(largest)[1] - _LARGEST) if is_size else 1.0
+            self._scales[key] = 2.0 ** (frexp(largest)[1] - _LARGEST) if is_size else None
         return self._scales[key]
 
     def operand(self, key: Hashable, weight: Callable[[], Tensor], factor: float) -> Tensor:

@@ -6,16 +6,12 @@ passes take longer than the convolutions between them.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # it comes with the CUDA builds of torch
-    triton = tl = None
+from boxcov._torch.triton_kernels import has_triton, launch, tl
 
 _BLOCK = 1024  # numbers per program and direction
 _MAX_OFFSET = 2**31  # the kernel counts in 32 bits
@@ -29,7 +25,7 @@ def scaled_sum(
     The product is taken in float32. factor: broadcast to (*shape).
     """
     given = (t, *(() if other is None else (other,)))
-    if triton is not None and out.is_cuda and _run_kernel(given, factor, multiplier, out):
+    if has_triton(out) and _run_kernel(given, factor, multiplier, out):
         return out
     given = given if out.dtype == torch.float16 else tuple(x.float() for x in given)
     total = given[0] if other is None else given[0] + given[1]
@@ -85,15 +81,16 @@ def _run_kernel(
         return False
     a, b, to = found[0], found[len(given) - 1], found[len(given)]
     f = found[-1]  # ``out`` if there is no factor: it is not read
-    with torch.cuda.device(out.device):
-        _kernel[(-(-n // _BLOCK),)](
-            *(a.tensor, b.tensor, f.tensor, to.tensor, n, k, multiplier),
-            *(a.direction, a.pixel, b.direction, b.pixel, f.pixel, to.direction, to.pixel),
-            CHANNELS=out.shape[channel],
-            HAS_OTHER=len(given) > 1,
-            HAS_FACTOR=factor is not None,
-            BLOCK=_BLOCK,
-        )
+    launch(
+        _add_and_scale,
+        (-(-n // _BLOCK),),
+        *(a.tensor, b.tensor, f.tensor, to.tensor, n, k, multiplier),
+        *(a.direction, a.pixel, b.direction, b.pixel, f.pixel, to.direction, to.pixel),
+        CHANNELS=out.shape[channel],
+        HAS_OTHER=len(given) > 1,
+        HAS_FACTOR=factor is not None,
+        BLOCK=_BLOCK,
+    )
     return True
 
 
@@ -133,6 +130,3 @@ def _add_and_scale(  # type: ignore[no-untyped-def]
             total += tl.load(from_b, mask=is_number, other=0.0).to(tl.float32)
         to_out = out + i * out_direction + pixel * out_pixel + channel
         tl.store(to_out, (total * scale).to(out.dtype.element_ty), mask=is_number)
-
-
-_kernel: Any = None if triton is None else triton.jit(_add_and_scale)

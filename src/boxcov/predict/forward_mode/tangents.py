@@ -18,15 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from boxcov._torch.layers import LayerCall, parse
 from boxcov._torch.modules import float_leaves
-from boxcov._torch.process_state import ProcessLock, matrix_precision
+from boxcov._torch.process_state import matrix_precision
 from boxcov.predict.forward_mode.directions import Directions
+from boxcov.predict.forward_mode.jvp import NoRule, push_forward
 from boxcov.predict.forward_mode.storage import Tangent, channels_last, empty_tangents
 
 
@@ -43,13 +43,8 @@ _POINTWISE = (
     | _functions(Tensor, "sigmoid tanh exp")
 )
 _SUMS = _functions(torch, "add") | _functions(Tensor, "add add_ __add__ __radd__ __iadd__")
-_LOCK = ProcessLock()
 _IN_PLACE = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "pow", "and", "or")}
 _NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
-
-
-class NoRule(Exception):
-    """Tangents cannot pass an operation; ``vmap(jvp)`` of the whole network still can."""
 
 
 @dataclass(frozen=True)
@@ -150,9 +145,10 @@ class Tangents(TorchFunctionMode):
             return out
         with matrix_precision(directions.precision) if out.is_cuda else nullcontext():
             # a weight that is computed differs from frame to frame, so that nothing can be cached
+            tangent = None
             if self._takes_half(out) and isinstance(call.weight, nn.Parameter):
                 tangent = self._half_product(call, x, eta, shift)
-            else:
+            if tangent is None:
                 tangent = Tangent(self._exact_product(call, x, eta, shift))
         self._set(out, tangent)
         return out
@@ -170,21 +166,26 @@ class Tangents(TorchFunctionMode):
 
     def _half_product(
         self, call: LayerCall, x: Tangent | None, eta: Tensor | None, shift: Tensor | None
-    ) -> Tangent:
-        """The tangents of a layer's output in float16; the scales are part of the weights."""
+    ) -> Tangent | None:
+        """The tangents of a layer's output in float16; the scales are part of the weights.
+
+        None if what it takes has no scale.
+        """
         half, key = self.directions.half, id(call.weight)
         assert half is not None
         scale = half.scale(("out", key), lambda: self._exact_product(call, x, eta, shift))
+        of_moved = 1.0 if x is None else half.scale(("in", key), x.whole)
+        of_plain = 1.0 if eta is None else half.scale(("x", key), lambda: call.x)
+        if scale is None or of_moved is None or of_plain is None:
+            return None
         moved, weight, plain, stacked = None, call.weight.detach(), call.x, None
         if x is not None:
-            own = half.scale(("in", key), x.whole)
-            weight = half.operand(("weight", key), call.weight.detach, own / scale)
-            moved = x.half(own)
-            self._set(call.x, Tangent(moved, scale=own))  # for its next reader
+            weight = half.operand(("weight", key), call.weight.detach, of_moved / scale)
+            moved = x.half(of_moved)
+            self._set(call.x, Tangent(moved, scale=of_moved))  # for its next reader
         if eta is not None:
-            own = half.scale(("x", key), lambda: call.x)
-            plain = Tangent(call.x.unsqueeze(0)).half(own)[0]
-            stacked = self.directions.stacked(call, eta, own / scale)
+            plain = Tangent(call.x.unsqueeze(0)).half(of_plain)[0]
+            stacked = self.directions.stacked(call, eta, of_plain / scale)
         t, *rest = self._terms(call, _Operands(moved, weight, plain, stacked))
         t = t if shift is None else t.add_(shift / scale)
         return Tangent(t, None, scale, rest[0] if rest else None)
@@ -250,15 +251,15 @@ class Tangents(TorchFunctionMode):
             parts = [_broadcast(t.whole(), dims, out) for t, dims in moving]
             return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
-        if self._takes_half(out, *tangents):
-            scale = self._scale_of_sum(exact)
+        scale = self._scale_of_sum(exact) if self._takes_half(out, *tangents) else None
+        if scale is not None:
             first, *rest = [_broadcast(t.half(scale), dims, out) for t, dims in moving]
             self._set(out, Tangent(first, None, scale, rest[0] if rest else None))
         else:
             self._set(out, Tangent(exact()))
         return out
 
-    def _scale_of_sum(self, exact: Callable[[], Tensor]) -> float:
+    def _scale_of_sum(self, exact: Callable[[], Tensor]) -> float | None:
         """The scale of a sum or concatenation of float16 tangents."""
         assert self.directions.half is not None
         self._sums += 1
@@ -303,38 +304,6 @@ class Tangents(TorchFunctionMode):
         for leaf, t in zip(into, push_forward(again, primals, tangents)):
             self._set(leaf, Tangent(t))
         return out
-
-
-def vmap_jvp(
-    function: Callable[..., list[Tensor]],
-    primals: tuple[Tensor, ...],
-    tangents: tuple[Tensor, ...],
-    chunk_size: int | None = None,
-) -> list[Tensor]:
-    """Derivatives (k, ...) of each output along k tangents (k, *shape) of each input.
-
-    One thread at a time: the levels of torch's forward mode belong to the process. Attention is
-    computed by plain products: torch has no forward-mode derivative of a fused one.
-    """
-
-    def one(*moved: Tensor) -> list[Tensor]:
-        found: list[Tensor] = torch.func.jvp(function, primals, moved)[1]
-        # vmap can only stack what depends on the direction: add a zero that does
-        zero = 0 * (moved[0].flatten()[0] if moved[0].numel() else moved[0].sum())
-        return [t + zero.to(t.dtype) for t in found]
-
-    with _LOCK, sdpa_kernel(SDPBackend.MATH):
-        return list(torch.vmap(one, chunk_size=chunk_size)(*tangents))
-
-
-def push_forward(
-    function: Callable[..., list[Tensor]], primals: tuple[Tensor, ...], tangents: tuple[Tensor, ...]
-) -> list[Tensor]:
-    """As ``vmap_jvp``; raise ``NoRule`` where torch has no rule."""
-    try:
-        return vmap_jvp(function, primals, tangents)
-    except (RuntimeError, ValueError, TypeError) as error:  # no forward mode, or no batching
-        raise NoRule(str(error)) from error
 
 
 def _slope(func: Any, x: Tensor, rest: list[Any], kwargs: Mapping[str, Any], out: Tensor) -> Tensor:

@@ -96,10 +96,13 @@ def _run_forward(
     stages: tuple[StageWeights, ...], cells: Cells, group: Group, A: Tensor
 ) -> tuple[Tensor, list[StageCache]]:
     """Step 1 for the branches: raw outputs (G, B, n, 1, c), and what step 2 needs of each stage."""
-    x, cache = _run_first_stage(stages[0], cells.rows_of(group.members), A, cells.inside)
+    rows = cells.rows_of(group.members)
+    on_map = rows < len(A) - 1 if cells.inside is None else cells.inside[:, 0][rows]
+    x, cache = _run_first_stage(stages[0], rows, A, on_map)
     caches = [cache]
     for stage in stages[1:]:
-        x, cache = _run_later_stage(stage, x)
+        on_map = _inner_cells(on_map, stage.reach)
+        x, cache = _run_later_stage(stage, x, on_map)
         caches.append(cache)
     return x, caches
 
@@ -138,11 +141,11 @@ def _run_backward(
 
 
 def _run_first_stage(
-    stage: StageWeights, rows: Tensor, A: Tensor, inside: Tensor | None
+    stage: StageWeights, rows: Tensor, A: Tensor, on_map: Tensor
 ) -> tuple[Tensor, StageCache]:
     """Outputs (G, B, n, T, n_out) of the first stage, from inputs A (L + 1, n_in).
 
-    rows (G, n, T): those of A that belong to each box. inside: see ``Cells``.
+    rows (G, n, T): those of A that belong to each box. on_map (G, n, T): which are on the map.
     """
     (G, n, T), B = rows.shape, stage.W.shape[1]
     own = A.index_select(0, rows.flatten()).view(G, n * T, -1)
@@ -160,13 +163,22 @@ def _run_first_stage(
             alpha = stage.posterior.project_each(own.unsqueeze(1).expand(-1, B, -1, -1))
         alpha = alpha.view(G, -1, n, T, alpha.shape[-1])
     h, slope = stage.activate(by_branch(stage.product(own, stage.W.transpose(1, 2).flatten(2))))
-    on_map = (rows < len(A) - 1) if inside is None else inside[:, 0][rows]
     on_map = on_map.view(G, 1, n, T, 1)
     return h * on_map, (alpha, slope * on_map)
 
 
-def _run_later_stage(stage: StageWeights, x: Tensor) -> tuple[Tensor, StageCache]:
-    """Outputs (G, B, n, T', n_out) of a later stage, from x (G, B, n, T, C)."""
+def _inner_cells(on_map: Tensor, reach: int) -> Tensor:
+    """The values (G, n, T') of the cells whose kernel lies within windows (G, n, T)."""
+    side = round(on_map.shape[2] ** 0.5)
+    inner = slice(reach, side - reach)
+    return on_map.unflatten(2, (side, side))[..., inner, inner].flatten(2)
+
+
+def _run_later_stage(stage: StageWeights, x: Tensor, on_map: Tensor) -> tuple[Tensor, StageCache]:
+    """Outputs (G, B, n, T', n_out) of a later stage, from x (G, B, n, T, C).
+
+    on_map (G, n, T'): which of the cells are on the map. The last stage has one, which is.
+    """
     side, k = round(x.shape[3] ** 0.5), 2 * stage.reach + 1
     windows = x.unflatten(3, (side, side)).unfold(3, k, 1).unfold(4, k, 1)
     A = windows.movedim(5, 7).flatten(5).flatten(3, 4)  # (G, B, n, T', k k C)
@@ -181,6 +193,9 @@ def _run_later_stage(stage: StageWeights, x: Tensor) -> tuple[Tensor, StageCache
     elif stage.posterior is not None:
         alpha = stage.posterior.project_each(flat).view(*A.shape[:4], -1)
     h, slope = stage.activate(stage.product(flat, stage.W).view(*A.shape[:4], -1))
+    if on_map.shape[2] > 1:  # beyond the border the next stage reads zeros
+        on_map = on_map[:, None, :, :, None]
+        h, slope = h * on_map, slope * on_map
     return h, (alpha, slope)
 
 

@@ -24,7 +24,8 @@ from boxcov.predict.head.cells import (
     window_tables,
 )
 from boxcov.predict.head.covariance import head_covariance
-from boxcov.predict.head.weights import HeadWeights, build_head_weights
+from boxcov.predict.head.weight_stacks import build_head_weights
+from boxcov.predict.head.weights import HeadWeights
 from boxcov.predict.linearize import LinearizationPoint
 
 

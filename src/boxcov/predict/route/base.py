@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from logging import getLogger
@@ -17,7 +17,8 @@ from boxcov.posterior.posterior import Posterior
 from boxcov.predict.cuda.static_graph import CaptureError, GraphPass, StaticGraph
 from boxcov.predict.engine_options import EngineOptions
 from boxcov.predict.forward_mode.derivatives import TangentPropagation, directional_derivatives
-from boxcov.predict.forward_mode.tangents import NoRule, Tangents
+from boxcov.predict.forward_mode.jvp import NoRule
+from boxcov.predict.forward_mode.tangents import Tangents
 from boxcov.predict.head.stages import StagedHead
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
 from boxcov.predict.route.verification import (
@@ -99,9 +100,10 @@ class Router:
             self.route = route
             _LOG.info("%s: %s", type(self.linearized.detector).__name__, route)
 
-    def leave_half(self, reason: str) -> bool:
-        """Store tangents in float32 from now on; return whether they were in float16."""
-        return False
+    @contextmanager
+    def without_half(self, reason: str) -> Iterator[bool]:
+        """Store tangents in float32, for good unless the block raises; yield if it is a change."""
+        yield False
 
     def with_trunk(self, point: LinearizationPoint) -> LinearizationPoint:
         """The same point with its trunk cached: runs the detector again if it is not."""
@@ -162,13 +164,20 @@ class TangentRouter(Router):
         )
         self.propagation = TangentPropagation(weights, options.precision, in_half)
 
-    def leave_half(self, reason: str) -> bool:
+    @contextmanager
+    def without_half(self, reason: str) -> Iterator[bool]:
+        before = self.propagation, self.tangents_check
         if not self.propagation.in_half:
-            return False
+            yield False
+            return
         self.propagation = TangentPropagation(self.linearized.weights, self.options.precision)
         self.tangents_check = TangentsCheck()
+        try:
+            yield True
+        except Exception:  # float16 is not the cause
+            self.propagation, self.tangents_check = before
+            raise
         warn_of_route(f"{reason}, so they are propagated in float32 from now on, which is slower")
-        return True
 
     def oracle(self, point: LinearizationPoint, etas: Mapping[str, Tensor]) -> Tensor:
         """J eta (m, D, k) by vmap(jvp), in float32 where it verifies tangents in float16."""
@@ -180,6 +189,6 @@ class TangentRouter(Router):
         """Whether derivatives from tangents agree with the oracle; None: try those in float32."""
         in_half = tangents.directions.half is not None
         if in_half and self.tangents_check.contradicts(fast, slow):
-            self.leave_half("tangents in float16 differ from those by vmap(jvp)")
-            return None
+            with self.without_half("tangents in float16 differ from those by vmap(jvp)"):
+                return None
         return self.tangents_check.compare(fast, slow, tangents.ends)

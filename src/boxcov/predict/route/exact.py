@@ -14,7 +14,8 @@ from boxcov.posterior.posterior import Posterior
 from boxcov.predict.backward_mode import autograd_covariance, gradients
 from boxcov.predict.engine_options import EngineOptions
 from boxcov.predict.forward_mode.derivatives import directional_derivatives, sample_covariance
-from boxcov.predict.forward_mode.tangents import NoRule, Tangents
+from boxcov.predict.forward_mode.jvp import NoRule
+from boxcov.predict.forward_mode.tangents import Tangents
 from boxcov.predict.head.stages import StagedResult
 from boxcov.predict.instances import InstanceEngine, instance_groups, leaves_read, with_leaves
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector

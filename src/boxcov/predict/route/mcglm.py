@@ -14,7 +14,8 @@ from boxcov._torch.process_state import matrix_precision
 from boxcov.predict.engine_options import EngineOptions
 from boxcov.predict.finite_difference import check_step, finite_differences
 from boxcov.predict.forward_mode.derivatives import check_decode, directional_derivatives
-from boxcov.predict.forward_mode.tangents import NoRule, Tangents
+from boxcov.predict.forward_mode.jvp import NoRule
+from boxcov.predict.forward_mode.tangents import Tangents
 from boxcov.predict.head.stages import StagedResult
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
 from boxcov.predict.route.base import Router, TangentRouter
