@@ -301,7 +301,7 @@ def test_calibrate_has_the_default_that_its_help_states(posterior, tmp_path, mon
     assert done.out.startswith("posterior: small, the calibrated one of centerpoint:small")
     words = "--detector yolox:n.pth --data coco:root"
     done = boxcov(f"calibrate {words} --out {tmp_path}/x.safetensors")
-    assert "needs a posterior: run boxcov fit and pass its file as --posterior" in done.err
+    assert "needs a posterior of yolox:n.pth: run boxcov fit and pass its file" in done.err
 
 
 def test_stream_without_a_posterior_gives_the_risk(made, tmp_path, monkeypatch) -> None:

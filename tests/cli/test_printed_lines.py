@@ -13,15 +13,17 @@ from boxcov.pipeline.options.option import Interval
 
 
 def test_calibrate_says_whether_the_risk_is_better() -> None:
-    row = {"AUROC": 0.97, "baseline": 0.95, "low": 0.01, "high": 0.03}
+    row = {"share": 0.5, "AUROC": 0.97, "baseline": 0.95, "low": 0.01, "high": 0.03}
 
     def verdict(**other: float) -> str:
-        rows = {"rows": {"risk": {**row, **other}}}
-        return calibrate._verdict({"held_out": rows}, "more frames")
+        held_out = {"boxes": 1000, "rows": {"risk": {**row, **other}}}
+        return calibrate._verdict({"held_out": held_out}, "more frames")
 
     assert verdict() == "risk finds bad boxes better than 1 - score: AUROC 0.970 against 0.950"
     assert verdict(low=-0.01).startswith("risk is not shown to find bad boxes better")
     assert verdict(low=-0.03, high=-0.01).startswith("risk finds bad boxes worse than 1 - score")
+    assert verdict(share=0.999).startswith("1 of 1000 boxes are good: too few to judge the risk")
+    assert verdict(share=0.009).startswith("9 of 1000 boxes are bad: too few to judge the risk")
 
 
 def test_calibrate_says_what_regions_hold() -> None:
