@@ -50,8 +50,10 @@ def test_demo_says_how_many_are_bad() -> None:
 
 
 def test_train_shows_precision_by_class() -> None:
-    lines = train._format({"a": {"mAP": 0.5, "AP": {"car": {2.0: 0.5}}}}).splitlines()
-    assert [line.split() for line in lines[1:]] == [["car", "0.50"], ["mean", "0.50"]]
+    precisions = {"car": {2.0: 0.5}, "bus": {2.0: float("nan")}}
+    lines = train._format({"a": {"mAP": 0.5, "AP": precisions}}).splitlines()
+    rows = [["car", "0.50"], ["bus", "-"], ["mean", "0.50"]]
+    assert [line.split() for line in lines[1:]] == rows
     assert len({len(line) for line in lines}) == 1
 
 
