@@ -139,8 +139,8 @@ def test_predict_applies_the_error_model(made, posterior: Path, tmp_path) -> Non
     assert torch.equal(plain.covariance, found.covariance)
     assert "uncalibrated" in texts[0]
     low = int((found.risk < 0.2).sum())
-    line = f"risk: median {100 * float(found.risk.median()):.1f} %, below 20 % for {low} boxes"
-    assert line in texts[1]
+    line = f"risk: median {100 * float(found.risk.median()):.1f} %, below 20 % for {low} of"
+    assert f"{line} {len(found)} boxes" in texts[1]
     assert "trace" not in texts[1]  # a sum of square metres and square radians
     assert plain.no_object is None
     assert found.meta["signals"]

@@ -41,8 +41,8 @@ def test_evaluate_shows_intervals(low: float, value: float, high: float, text: s
 
 
 def test_predict_says_how_many_boxes_have_a_low_risk() -> None:
-    line = predict._describe_risk({"risk": 0.0712, "low_risk": 60})
-    assert line == "risk: median 7.1 %, below 20 % for 60 boxes"
+    line = predict._describe_risk({"risk": 0.0712, "low_risk": 60, "boxes": 80})
+    assert line == "risk: median 7.1 %, below 20 % for 60 of 80 boxes"
 
 
 def test_demo_says_how_many_are_bad() -> None:
