@@ -75,6 +75,12 @@ def test_from_above_x_is_right_and_y_is_up() -> None:
     assert middle - rows.mean() == pytest.approx(30 / 50 * middle, abs=12)  # with the text above
 
 
+def test_the_legend_states_the_metres() -> None:
+    none, empty = calibrated(in_space(1), [0.0])[:0], np.zeros((0, 3))
+    near, far = (np.asarray(draw_from_above(none, empty, reach)) for reach in (50.0, 60.0))
+    assert (near[SIDE - 60 :] != far[SIDE - 60 :]).any()
+
+
 def test_points_and_many_boxes_are_drawn() -> None:
     points = np.random.default_rng(0).uniform(-40, 40, (1000, 4))
     found = calibrated(in_space(5), [0.0, 0.2, 0.4, 0.6, 1.0])

@@ -36,7 +36,7 @@ SIDE = 960  # pixels of a picture from above
 def draw_image(found: Detections, image: Array) -> Image:
     """Return an image (h, w, 3), red green blue, with its boxes ``x1 y1 x2 y2`` and their regions.
 
-    A thin outline is the box with every side moved outwards to the end of its 90 % region.
+    A shaded outline is the box with every side moved outwards to the end of its 90 % region.
     Uncalibrated boxes are white and have no region.
     """
     from PIL import Image
@@ -58,7 +58,7 @@ def draw_image(found: Detections, image: Array) -> Image:
 def draw_from_above(found: Detections, points: Array, reach: float | None = None) -> Image:
     """Return points (N, 2 or more) and boxes ``x y w l yaw`` from above, x to the right.
 
-    A thin outline is the box grown by the 90 % half widths of its position, width and length. The
+    A shaded outline is the box grown by the 90 % half widths of its position, width and length. The
     line from the centre shows the heading. Uncalibrated boxes are white and have no region.
 
     reach: metres from the sensor to the border, None: ``reach_of(points)``.
@@ -80,7 +80,7 @@ def draw_from_above(found: Detections, points: Array, reach: float | None = None
     inner, outer = (
         _to_pixels(outlines_from_above(b).clip(-9e3, 9e3), reach) for b in (boxes, grown)
     )
-    _draw(picture, found, inner, outer, _notes(found))
+    _draw(picture, found, inner, outer, _notes(found), f"; {reach:g} m to each side")
     return picture.reduce(2)
 
 
@@ -119,7 +119,12 @@ def _to_pixels(places: Array, reach: float) -> Array:
 
 
 def _draw(
-    picture: Image, found: Detections, inner: Array, outer: Array, texts: Sequence[str]
+    picture: Image,
+    found: Detections,
+    inner: Array,
+    outer: Array,
+    texts: Sequence[str],
+    scale: str = "",
 ) -> None:
     """Draw outlines (m, k, 2) that end around the box, the safest on top, and a legend."""
     from PIL import ImageDraw, ImageFont
@@ -145,10 +150,10 @@ def _draw(
         draw.line(path, color, line, joint="curve")
         at = (float(inner[i][:, 0].min()), float(inner[i][:, 1].min()) - font.size * 1.3)
         draw.text(at, texts[i], color, font, stroke_width=line // 2, stroke_fill=SHADOW)
-    _draw_legend(draw, picture.size[1], font, found.no_object is not None)
+    _draw_legend(draw, picture.size[1], font, found.no_object is not None, scale)
 
 
-def _draw_legend(draw: ImageDraw, height: int, font: Any, is_calibrated: bool) -> None:
+def _draw_legend(draw: ImageDraw, height: int, font: Any, is_calibrated: bool, scale: str) -> None:
     size = float(font.size)
     left, top = size, height - 2 * size
     if is_calibrated:
@@ -156,5 +161,6 @@ def _draw_legend(draw: ImageDraw, height: int, font: Any, is_calibrated: bool) -
             box = (left + part * size / 4, top, left + (part + 1) * size / 4, top + size)
             draw.rectangle(box, tuple(color))
         left += 8.5 * size
-    text = f"risk 0 to 100 %; thin: {LEVEL:.0%} region" if is_calibrated else "uncalibrated: scores"
+    regions = f"risk 0 to 100 %; shaded: {100 * LEVEL:.0f} % region"
+    text = (regions if is_calibrated else "uncalibrated: scores") + scale
     draw.text((left, top - size / 8), text, UNCALIBRATED, font, stroke_width=2, stroke_fill=SHADOW)

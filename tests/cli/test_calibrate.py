@@ -139,8 +139,8 @@ def test_predict_applies_the_error_model(made, posterior: Path, tmp_path) -> Non
     assert torch.equal(plain.covariance, found.covariance)
     assert "uncalibrated" in texts[0]
     low = int((found.risk < 0.2).sum())
-    line = f"risk: median {100 * float(found.risk.median()):.1f} %, below 20 % for {low} boxes"
-    assert line in texts[1]
+    line = f"risk: median {100 * float(found.risk.median()):.1f} %, below 20 % for {low} of"
+    assert f"{line} {len(found)} boxes" in texts[1]
     assert "trace" not in texts[1]  # a sum of square metres and square radians
     assert plain.no_object is None
     assert found.meta["signals"]
@@ -301,7 +301,7 @@ def test_calibrate_has_the_default_that_its_help_states(posterior, tmp_path, mon
     assert done.out.startswith("posterior: small, the calibrated one of centerpoint:small")
     words = "--detector yolox:n.pth --data coco:root"
     done = boxcov(f"calibrate {words} --out {tmp_path}/x.safetensors")
-    assert "needs a posterior: run boxcov fit and pass its file as --posterior" in done.err
+    assert "needs a posterior of yolox:n.pth: run boxcov fit and pass its file" in done.err
 
 
 def test_stream_without_a_posterior_gives_the_risk(made, tmp_path, monkeypatch) -> None:

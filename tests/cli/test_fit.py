@@ -85,7 +85,7 @@ def test_printed_summary(tmp_path) -> None:
     done = succeed("fit --detector", small_network(tmp_path), f"--out {out}", *words)
     first, prior, *words, second, third = done.out.splitlines()
     assert first.startswith(
-        "posterior of 1 layers (head.shared) from 2 frames, standing for 4, in 0."
+        "posterior of 1 layers (head.shared) from 2 frames, standing for 4, in "
     )
     assert prior.startswith("prior precision: auto, ")
     assert prior.endswith("(0 layers set by the frames, 1 by the size of the weights)")

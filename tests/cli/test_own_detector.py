@@ -63,6 +63,20 @@ def test_check_passes(words: str) -> None:
     assert report["signals"]["passed"] is True
 
 
+def test_check_draws_the_boxes_of_any_detector(tmp_path: Path, words: str) -> None:
+    done = succeed(f"check {words} --out {tmp_path}/frame.png")
+    assert done.out.endswith(f"written to {tmp_path}/frame.png\n")
+    assert (tmp_path / "frame.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_inputs_that_cannot_be_drawn_are_refused_before_the_work(
+    tmp_path: Path, words: str, calibrated: Path
+) -> None:
+    out = f"--out {tmp_path}/d.safetensors --show {tmp_path}/pictures"
+    assert "these inputs are neither" in refuse(f"predict {words} --posterior {calibrated} {out}")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_depth_takes_the_name_of_one_module(folder: Path, words: str) -> None:
     fit = f"fit {words} --count 2 --json --force --out {folder}/depth.safetensors"
     for name in ("sides", "model.sides"):

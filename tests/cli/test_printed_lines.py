@@ -13,15 +13,17 @@ from boxcov.pipeline.options.option import Interval
 
 
 def test_calibrate_says_whether_the_risk_is_better() -> None:
-    row = {"AUROC": 0.97, "baseline": 0.95, "low": 0.01, "high": 0.03}
+    row = {"share": 0.5, "AUROC": 0.97, "baseline": 0.95, "low": 0.01, "high": 0.03}
 
     def verdict(**other: float) -> str:
-        rows = {"rows": {"risk": {**row, **other}}}
-        return calibrate._verdict({"held_out": rows}, "more frames")
+        held_out = {"boxes": 1000, "rows": {"risk": {**row, **other}}}
+        return calibrate._verdict({"held_out": held_out}, "more frames")
 
     assert verdict() == "risk finds bad boxes better than 1 - score: AUROC 0.970 against 0.950"
     assert verdict(low=-0.01).startswith("risk is not shown to find bad boxes better")
     assert verdict(low=-0.03, high=-0.01).startswith("risk finds bad boxes worse than 1 - score")
+    assert verdict(share=0.999).startswith("1 of 1000 boxes are good: too few to judge the risk")
+    assert verdict(share=0.009).startswith("9 of 1000 boxes are bad: too few to judge the risk")
 
 
 def test_calibrate_says_what_regions_hold() -> None:
@@ -39,8 +41,8 @@ def test_evaluate_shows_intervals(low: float, value: float, high: float, text: s
 
 
 def test_predict_says_how_many_boxes_have_a_low_risk() -> None:
-    line = predict._describe_risk({"risk": 0.0712, "low_risk": 60})
-    assert line == "risk: median 7.1 %, below 20 % for 60 boxes"
+    line = predict._describe_risk({"risk": 0.0712, "low_risk": 60, "boxes": 80})
+    assert line == "risk: median 7.1 %, below 20 % for 60 of 80 boxes"
 
 
 def test_demo_says_how_many_are_bad() -> None:
@@ -48,8 +50,10 @@ def test_demo_says_how_many_are_bad() -> None:
 
 
 def test_train_shows_precision_by_class() -> None:
-    lines = train._format({"a": {"mAP": 0.5, "AP": {"car": {2.0: 0.5}}}}).splitlines()
-    assert [line.split() for line in lines[1:]] == [["car", "0.50"], ["mean", "0.50"]]
+    precisions = {"car": {2.0: 0.5}, "bus": {2.0: float("nan")}}
+    lines = train._format({"a": {"mAP": 0.5, "AP": precisions}}).splitlines()
+    rows = [["car", "0.50"], ["bus", "-"], ["mean", "0.50"]]
+    assert [line.split() for line in lines[1:]] == rows
     assert len({len(line) for line in lines}) == 1
 
 

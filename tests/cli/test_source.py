@@ -169,7 +169,7 @@ def test_existing_pictures_need_force(images, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--source nowhere", "nowhere: no such folder"),
+        ("--source nowhere", "nowhere: no such file or folder"),
         (
             "--source photos --split test",
             "takes the place of --data and --split: remove",

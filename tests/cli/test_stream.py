@@ -259,7 +259,7 @@ def test_watched_folder_yields_new_files(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--source", "nowhere"], "nowhere: no such folder"),
+        (["--source", "nowhere"], "nowhere: no such file or folder"),
         ([], "give --source: a folder, a video, or - for paths on stdin"),
         (["--source", "-", "--watch"], "--watch needs a folder"),
         (["--source", ".", "--size", 33], "--size must be a multiple of 32"),

@@ -172,6 +172,16 @@ def test_everything_missing_is_listed_at_once(tmp_path) -> None:
     assert not (tmp_path / "t.onnx").exists()
 
 
+def test_an_example_without_boxes_names_the_missing_method(tmp_path) -> None:
+    detector = own_detector()
+    for head in detector.model.heads:
+        head.bias.data[:2] = -99.0  # the score logits
+    assert len(detector.detect(frame(0))) == 0
+    posterior = boxcov.fit(detector, [(frame(0), None)], prior_precision=1.0)
+    with pytest.raises(BoxcovError, match=r"no select_static.* the example frame has no box"):
+        export(detector, posterior, tmp_path / "t.onnx", frame(0), 2)
+
+
 def test_without_instances_the_way_out_is_named(tmp_path) -> None:
     detector = own_detector(select_static=select_static)
     posterior = boxcov.fit(detector, [(frame(0), None)], prior_precision=1.0)

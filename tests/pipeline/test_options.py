@@ -30,6 +30,8 @@ def test_files_state_what_was_given_about_the_detector() -> None:
 
 def test_advice_for_too_few_frames() -> None:
     assert DataOptions("python:mine.py:frames").more_frames.startswith("more labelled frames")
+    part = DataOptions("coco:photos", "val[:50]")
+    assert part.more_frames == "a longer range than val[:50]"
     assert DataOptions("python:mine.py:frames", count=3).more_frames.endswith("--count")
 
 

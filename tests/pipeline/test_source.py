@@ -45,6 +45,11 @@ def test_an_unknown_image_size_is_asked_for() -> None:
         match_source(DataOptions("coco:ROOT"), TinyCenter())
 
 
+def test_images_are_refused_for_a_detector_of_points() -> None:
+    with pytest.raises(BoxcovError, match="these are images, and a CenterPoint takes point clouds"):
+        match_source(DataOptions("coco:ROOT@640"), CenterPoint(pillar_config()))
+
+
 def test_another_number_of_sweeps_is_warned_about() -> None:
     three = CenterPoint(replace(pillar_config(), sweeps=3))
     for data in ("nuscenes:ROOT", "simulated:clear"):

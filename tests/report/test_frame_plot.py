@@ -102,6 +102,7 @@ def test_a_plot_on_an_image_shows_the_image_and_bands() -> None:
     assert len(axes.texts) == 1
     plain = in_image(2, calibrated=False).plot()
     assert plain.yaxis_inverted()
+    assert plain.get_xlabel() == "x [px]"
 
 
 def test_what_cannot_be_plotted_is_refused() -> None:

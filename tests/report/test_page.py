@@ -209,11 +209,23 @@ def test_verdict_comes_first_with_three_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "words"), [(0.9, "as promised"), (0.7, "too narrow"), (0.97, "wider than promised")]
+    ("share", "words"),
+    [
+        (0.9, "as promised"),
+        (0.7, "too narrow"),
+        (0.97, "wider than promised"),
+        (float("nan"), "there are no errors to judge"),
+    ],
 )
 def test_verdict_judges_the_regions(share: float, words: str) -> None:
     numbers = Headline(10, 0.2, 0.2, 0.9, 0.8, 0.01, {0.5: share, 0.9: share, 0.95: share})
     assert words in sentences(numbers)[1]
+
+
+@pytest.mark.parametrize(("bad", "words"), [(0.0, "No box is bad"), (1.0, "All boxes are bad")])
+def test_verdict_without_a_ranking(bad: float, words: str) -> None:
+    numbers = Headline(10, bad, 0.2, float("nan"), float("nan"), 0.01, {0.9: 0.9})
+    assert sentences(numbers)[0] == f"{words}: there is no ranking to judge."
 
 
 def test_first_screen_has_no_sum_of_units() -> None:

@@ -102,6 +102,8 @@ def test_boxes_of_images(browser: Browser, tmp_path: Path) -> None:
         )
         outer = records.boxes[1] + [-1, -1, 1, 1] * records.regions[1, 1]
         assert band == pytest.approx(outer, rel=1e-4)
+        assert page.text("#magnified") == ""
+        assert page.text(".k-tone") == "boxes: risk from low to high"
         image = page.run(
             "const a = document.querySelector('#world image');"
             "return [a.href.baseVal.slice(0, 22), a.width.baseVal.value, a.height.baseVal.value]"

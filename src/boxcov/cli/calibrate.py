@@ -10,6 +10,8 @@ from boxcov.pipeline.options import CalibrateCommand
 if TYPE_CHECKING:
     from rich.table import Table
 
+_FEW = 10  # boxes of a kind: a ranking against fewer of them is that of single boxes
+
 
 def calibrate(options: CalibrateCommand) -> Output:
     """Fit the error model of a method on labelled frames, and report its quality on other frames.
@@ -62,7 +64,12 @@ def _regions(report: dict[str, Any]) -> str:
 
 def _verdict(report: dict[str, Any], more_frames: str) -> str:
     """Return a sentence: does risk find bad boxes better than 1 - score does?"""
-    row = report["held_out"]["rows"]["risk"]
+    held_out = report["held_out"]
+    row, boxes = held_out["rows"]["risk"], held_out["boxes"]
+    bad = round(row["share"] * boxes)
+    rare, word = min((bad, "bad"), (boxes - bad, "good"))
+    if rare < _FEW:
+        return f"{rare} of {boxes} boxes are {word}: too few to judge the risk; give {more_frames}"
     if row["low"] > 0:
         numbers = f"AUROC {row['AUROC']:.3f} against {row['baseline']:.3f}"
         return f"risk finds bad boxes better than 1 - score: {numbers}"

@@ -17,4 +17,5 @@ def check(options: CheckCommand) -> Output:
     with ProgressBar("checking", "checks") as progress:
         report = run(options, progress)
     failure = "" if report.ok else f"{len(report.failed)} checks failed"
-    return Output(report.to_dict(), [str(report)], failure)
+    written = [] if options.out is None else [f"written to {options.out}"]
+    return Output(report.to_dict(), [str(report), *written], failure)

@@ -17,10 +17,11 @@ Row = Mapping[str, Any]
 def evaluate(options: EvaluateCommand) -> Output | None:
     """Compare predictions with the objects of their frames.
 
-    Prints the metrics of each file next to baselines and the chance level.
+    Prints the metrics of each file next to baselines and the chance level, then a verdict.
     """
     from boxcov.pipeline.evaluate import run
     from boxcov.pipeline.progress import ProgressBar
+    from boxcov.report.verdict import first_method, headline, sentences
 
     with ProgressBar("reading frames") as progress:
         result = run(options, progress)
@@ -32,6 +33,8 @@ def evaluate(options: EvaluateCommand) -> Output | None:
         parts.append(covariance_table(rows))
     if any(row["kind"] == "difference" for row in rows):
         parts.append(difference_table(rows))
+    if (method := first_method(result.study)) is not None:
+        parts.append(f"{method.name}: {' '.join(sentences(headline(method.records)))}")
     if out is not None:
         parts.append(f"report: {out}")
     return Output({"about": dict(result.study.about), "rows": rows, "out": out}, parts)

@@ -42,10 +42,12 @@ def _format(report: dict[str, Any]) -> str:
         frames += f" ({report['skipped']} skipped)"
     if report["n_data"] != report["frames"]:
         frames += f", standing for {report['n_data']:g}"
+    minutes = report["minutes"]
+    time = f"{60 * minutes:.3g} s" if minutes < 2 else f"{minutes:.0f} minutes"
     error = f"; no variance more than {report['error']:.2%} off" if report["error"] else ""
     return (
         f"posterior of {report['layers']} layers ({report['depth']}) from {frames}, "
-        f"in {report['minutes']:.2f} minutes\n"
+        f"in {time}\n"
         f"prior precision: {report['prior']}{_AUTO if 'auto' in str(report['prior']) else ''}\n"
         f"{_warn_of_few_frames(report)}"
         f"{report['storage']}{error}\n"

@@ -38,4 +38,4 @@ def _describe_risk(report: dict[str, Any]) -> str:
     if report["risk"] is None:
         return "uncalibrated: `boxcov calibrate` adds risk and the distribution of the errors"
     median = f"risk: median {100 * report['risk']:.1f} %"
-    return f"{median}, below 20 % for {report['low_risk']} boxes"
+    return f"{median}, below 20 % for {report['low_risk']} of {report['boxes']} boxes"

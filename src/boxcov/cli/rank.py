@@ -18,9 +18,10 @@ def rank(options: RankCommand) -> Output:
 
     with ProgressBar("predicting") as progress:
         report = run(options, progress)
+    order = f"{report['by']} ({report['aggregate']} over boxes)"
+    about = f"the first {len(report['first'])} of {report['frames']} frames, by {order}:"
     lines = [
-        f"{row['value']:10.3g}  {row['frame']}: {row['boxes']} boxes, first {row['first']}"
+        f"{row['value']:10.3g}  {row['frame']}: first of {row['boxes']} boxes: {row['first']}"
         for row in report["first"]
     ]
-    lines.append(f"{report['frames']} frames, by {report['by']} ({report['aggregate']} over boxes)")
-    return Output(report, [*lines, f"written to {' and '.join(report['written'])}"])
+    return Output(report, [about, *lines, f"written to {' and '.join(report['written'])}"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isnan
 from statistics import mean
 from typing import Any
 
@@ -20,7 +21,8 @@ def train(options: TrainCommand) -> Output:
             bar(done, total, f"loss {loss:.3f}")
 
         report = run(options, loading, training)
-    return Output(report, [_format(report["test"])])
+    written = f"written to {options.out}, the report to {options.out.with_suffix('.json')}"
+    return Output(report, [_format(report["test"]), written])
 
 
 def _format(tests: dict[str, Any]) -> str:
@@ -28,6 +30,7 @@ def _format(tests: dict[str, Any]) -> str:
     lines = [f"{'AP (0.5, 1, 2, 4 m)':24}" + "".join(f"{name[-20:]:>22}" for name in tests)]
     for label in next(iter(tests.values()))["AP"]:
         values = (mean(test["AP"][label].values()) for test in tests.values())
-        lines.append(f"{label:24}" + "".join(f"{value:22.2f}" for value in values))
+        cells = ("-" if isnan(value) else f"{value:.2f}" for value in values)  # -: no such object
+        lines.append(f"{label:24}" + "".join(f"{cell:>22}" for cell in cells))
     lines.append(f"{'mean':24}" + "".join(f"{test['mAP']:22.2f}" for test in tests.values()))
     return "\n".join(lines)

@@ -227,17 +227,18 @@ def check_pairs(records: Records, which: str = "these frames") -> None:
     """
     paired, frames = int(records.paired.sum()), len(np.unique(records.frame))
     compare = (
-        ": compare the order of the box fields, units, axes and class indices of boxes and labels"
+        "compare the order of the box fields, units, axes and class indices of boxes and labels"
     )
     if len(records) and not paired:
         raise BoxcovError(
-            f"none of {len(records)} boxes in {which} lies on an object of its class{compare}"
+            f"none of {len(records)} boxes in {which} lies on an object of its class: {compare}"
         )
     if paired < MIN_PAIRS or frames < FOLDS:
+        is_rare = len(records) >= 2 * MIN_PAIRS and 5 * paired < len(records)
         raise BoxcovError(
             f"too few boxes with an object in {which}: {paired} of {len(records)}, with boxes in "
             f"{frames} frames; an error model needs at least {MIN_PAIRS} in {FOLDS} frames, better "
-            f"in 40{compare if len(records) >= 2 * MIN_PAIRS else ''}"
+            f"in 40: {compare if is_rare else 'give more labelled frames'}"
         )
 
 

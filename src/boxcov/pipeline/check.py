@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
 from boxcov.checks import Report, check
 from boxcov.checks.plausibility import LABEL_FRAMES, label_convention, observe
 from boxcov.detectors.centerpoint import CenterPoint
-from boxcov.errors import BoxcovError
 from boxcov.pipeline.detectors import load_detector, match_source
 from boxcov.pipeline.frames import Progress, load_labelled_frames
 from boxcov.pipeline.options import CheckCommand, DataOptions
@@ -20,12 +22,10 @@ def run(options: CheckCommand, progress: Progress | None = None) -> Report:
     """Check the detector on the first frame of the data, and the second if there is one.
 
     If it passes, its boxes in the first frames are compared with the labels. Of a CenterPoint
-    checkpoint the report also says what was understood of it and what its boxes look like;
-    ``options.out`` shows the first frame.
+    checkpoint the report also says what was understood of it and what its boxes look like.
+    ``options.out`` is a picture of the first frame.
     """
     detector = load_detector(options, options.device)
-    if options.out is not None and not isinstance(detector, CenterPoint):
-        raise BoxcovError("--out is a picture of a CenterPoint's boxes: remove it")
     count = LABEL_FRAMES if options.data.startswith("simulated") else None
     source = DataOptions(options.data, options.split, count, options.seed, options.sweeps)
     frames = load_labelled_frames(match_source(source, detector), options.device, detector.classes)
@@ -35,12 +35,12 @@ def run(options: CheckCommand, progress: Progress | None = None) -> Report:
     if report.ok:
         compared = label_convention(detector, frames)
         report = replace(report, findings=(*report.findings, compared))
-    if not isinstance(detector, CenterPoint):
-        return report
     if options.out is not None:
         inputs, targets = first[0]
-        found = detector.detect([inputs[0].to(options.device)])
-        write_plot(options.out, found, inputs, targets)
+        on_device = tree_map_only(Tensor, lambda t: t.to(options.device), inputs)
+        write_plot(options.out, detector.detect(on_device), inputs, targets)
+    if not isinstance(detector, CenterPoint):
+        return report
     looks = observe(detector, first) if detector.provenance else []
     facts = tuple((fact.name, fact.value, fact.evidence) for fact in detector.provenance)
     return replace(report, findings=(*report.findings, *looks), checkpoint=facts)

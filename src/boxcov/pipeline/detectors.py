@@ -72,6 +72,11 @@ def match_source(source: DataOptions, detector: Detector) -> DataOptions:
     Raise if that size is not known; warn if the number of sweeps is another one.
     """
     kind, _, where = source.data.partition(":")
+    if kind == "coco" and isinstance(detector, CenterPoint):
+        raise BoxcovError(
+            f"--data {source.data}: these are images, and a CenterPoint takes point clouds: give "
+            "--detector KIND:WHICH"
+        )
     if kind == "coco" and where and not split_image_size(where)[1]:
         if size := trained_size(detector):
             return replace(source, data=f"{source.data}@{size}")

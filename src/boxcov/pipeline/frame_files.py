@@ -228,7 +228,8 @@ def paths_in_folder(
     """Yield the files of a folder by name; ``watch``: also new files once they stop growing."""
     if not folder.is_dir():
         raise BoxcovError(
-            f"{folder}: no such folder: give a folder of frames, or - for paths on stdin"
+            f"{folder}: no such file or folder: give a folder of frames, one frame, or a video "
+            "(boxcov stream also takes -, paths on stdin)"
         )
     done: set[str] = set()
     sizes: dict[str, int] = {}

@@ -39,7 +39,7 @@ from boxcov.pipeline.options import DataOptions, EstimatorOptions, PredictComman
 from boxcov.pipeline.options.option import SHIPPED_POSTERIOR
 from boxcov.pipeline.output_format import check_format, write_detections
 from boxcov.pipeline.paths import holds_output
-from boxcov.pipeline.show import check_length, check_show, pictures
+from boxcov.pipeline.show import check_frames, check_show, pictures
 from boxcov.plain_text import printable
 from boxcov.posterior import file as posterior_file
 from boxcov.posterior.posterior import Posterior
@@ -72,7 +72,7 @@ def run(
         store.refuse_leftovers(options.resume, world)
         detector = load_detector(options, device)
         frames, frames_meta = open_frames(options, device, detector)
-        check_length(options.show, len(frames))
+        check_frames(options.show, len(frames), _backgrounds(frames))
         seed = options.source.seed
         model = build_predictor(detector, estimator_options, seed, with_logit=options.with_logit)
         frames_meta = {**frames_meta, "frames": len(frames)}
@@ -159,13 +159,19 @@ def _show(options: PredictCommand, frames: Any, found: Detections, progress: Pro
     """Draw the boxes of every frame if ``--show`` asks for it."""
     if options.show is None:
         return
-    names = frames.names if isinstance(frames, FileFrames) else map(str, range(len(frames)))
     with pictures(options.show) as show:
-        for number, (name, boxes) in enumerate(zip(names, found.frames(len(frames)))):
-            inputs, frame = frames[number]
-            is_file = isinstance(frame, Frame)
-            show(name, frame.background if is_file else background_of(inputs), boxes)
-            progress(number + 1, len(frames))
+        drawn = zip(_backgrounds(frames), found.frames(len(frames)))
+        for done, ((name, background), boxes) in enumerate(drawn, 1):
+            show(name, background, boxes)
+            progress(done, len(frames))
+
+
+def _backgrounds(frames: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the name of each frame, and what its boxes are drawn on."""
+    names = frames.names if isinstance(frames, FileFrames) else map(str, range(len(frames)))
+    for number, name in enumerate(names):
+        inputs, frame = frames[number]
+        yield name, frame.background if isinstance(frame, Frame) else background_of(inputs)
 
 
 def build_predictor(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,29 @@ def check_show(out: Path | None, force: bool) -> None:
     check_output(out, force, folder=not suffix)
 
 
-def check_length(out: Path | None, frames: int) -> None:
-    """Raise if there are more frames than a video of this kind holds, before the work."""
-    if out is not None and out.suffix.lower() == ".gif" and frames > MAX_GIF:
+def check_frames(
+    out: Path | None, frames: int, backgrounds: Iterable[tuple[str, Any]] = ()
+) -> None:
+    """Raise if there are more frames than a video of this kind holds, before the work.
+
+    backgrounds: names and backgrounds of the frames; of the first, raise if it cannot be drawn on.
+    """
+    if out is None:
+        return
+    if out.suffix.lower() == ".gif" and frames > MAX_GIF:
         raise BoxcovError(
             f"{out}: a GIF holds at most {MAX_GIF} frames, and these are {frames}: give an .mp4 "
             "file, or fewer frames with --count"
+        )
+    for first in islice(backgrounds, 1):
+        _check_background(*first)
+
+
+def _check_background(name: str, background: Any) -> None:
+    if background is None:
+        raise BoxcovError(
+            f"{name}: --show draws images (1, 3, h, w) up to 1 or 255, or lists of points; "
+            "these inputs are neither"
         )
 
 
@@ -53,11 +71,7 @@ def pictures(out: Path | None) -> Iterator[Add]:
     with _folder(out) if writer is None else writer(out) as write:
 
         def add(name: str, background: Any, found: Detections) -> None:
-            if background is None:
-                raise BoxcovError(
-                    f"{name}: --show draws images (1, 3, h, w) up to 1 or 255, or lists of points; "
-                    "these inputs are neither"
-                )
+            _check_background(name, background)
             if background.ndim == 3:
                 write(name, draw_image(found, background))
                 return

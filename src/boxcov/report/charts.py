@@ -15,7 +15,7 @@ from boxcov.evaluate.quality import ERRORS, METRICS, curves
 from boxcov.evaluate.records import Records
 from boxcov.report.study import Study, thin_points
 from boxcov.report.tables import ERROR_NAMES
-from boxcov.report.verdict import first_records
+from boxcov.report.verdict import first_method
 
 Array = NDArray[Any]
 COVERAGES = np.array([0.05, *np.arange(1, 10) / 10, 0.95, 0.99])
@@ -100,10 +100,11 @@ def gate_charts(study: Study) -> list[LineChart]:
         for i, method in enumerate(study.methods)
         if method.records.risk is not None and len(method.records)
     ]
-    records = first_records(study)
-    if not lines or records is None:
+    first = first_method(study)
+    if not lines or first is None:
         return []
-    score = Line("highest score first", *kept_bad(records, 1 - records.scores), len(study.methods))
+    by_score = kept_bad(first.records, 1 - first.records.scores)
+    score = Line("highest score first", *by_score, len(study.methods))
     labels = ("share of the boxes kept", [*lines, score], "bad boxes among them")
     return [LineChart("Bad boxes behind a gate", *labels)]
 

@@ -106,8 +106,10 @@ def _draw_image(axes: Any, image: Array | None, truth: Array) -> None:
         axes.imshow(image)
         height, width = image.shape[:2]
         axes.set(xlim=(0, width), ylim=(height, 0), xticks=[], yticks=[])
-    elif not axes.yaxis_inverted():
-        axes.invert_yaxis()
+    else:
+        axes.set(xlabel="x [px]", ylabel="y [px]")
+        if not axes.yaxis_inverted():
+            axes.invert_yaxis()
     for outline in upright(truth):
         axes.plot(*outline.T, color=OBJECT, linewidth=1.5)
 

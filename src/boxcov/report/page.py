@@ -34,7 +34,7 @@ from boxcov.report.tables import (
     key_value_table,
     metric_table,
 )
-from boxcov.report.verdict import LEVEL, first_records, headline, sentences
+from boxcov.report.verdict import LEVEL, first_method, headline, sentences
 from boxcov.report.viewer import pack, viewer_methods
 from boxcov.version import __version__
 
@@ -104,10 +104,10 @@ def page(
 
 def _verdict(study: Study) -> str:
     """Two sentences and the three numbers that matter."""
-    records = first_records(study)
-    if records is None:
+    method = first_method(study)
+    if method is None:
         return ""
-    numbers = headline(records)
+    numbers = headline(method.records)
     inside = f"{100 * numbers.inside[LEVEL]:.0f} %"
     if numbers.is_calibrated:
         tiles = [
@@ -121,6 +121,7 @@ def _verdict(study: Study) -> str:
             (f"{numbers.baseline:.3f}", "AUROC of 1 − score"),
             (inside, "of the errors inside the 90 % ellipsoids"),
         ]
+    tiles = [(value if "nan" not in value else "–", text) for value, text in tiles]
     texts = escape(" ".join(sentences(numbers))).replace("1 - score", "1&nbsp;−&nbsp;score")
     texts = texts.replace(" %", "&nbsp;%")
     boxes = "".join(f"<div><b>{escape(b)}</b><span>{escape(t)}</span></div>" for b, t in tiles)

@@ -20,7 +20,7 @@ from boxcov.evaluate.covariance_metrics import (
 )
 from boxcov.evaluate.quality import auroc
 from boxcov.evaluate.records import Records
-from boxcov.report.study import Study
+from boxcov.report.study import Method, Study
 
 Array = NDArray[Any]
 LEVEL = 0.9  # of the regions that are shown
@@ -69,31 +69,38 @@ def _inside(records: Records, level: float) -> float:
     return float(coverage(fit, [level])[0])
 
 
-def first_records(study: Study) -> Records | None:
-    """Return the records that the first screen is about: the first with a risk, or the first."""
-    all_records = [method.records for method in study.methods if len(method.records)]
-    calibrated = (records for records in all_records if records.risk is not None)
-    return next(calibrated, all_records[0] if all_records else None)
+def first_method(study: Study) -> Method | None:
+    """Return the method that the first screen is about: the first with a risk, or the first."""
+    methods = [method for method in study.methods if len(method.records)]
+    calibrated = (method for method in methods if method.records.risk is not None)
+    return next(calibrated, methods[0] if methods else None)
 
 
 def sentences(numbers: Headline) -> tuple[str, str]:
-    """Return what the numbers say."""
+    """Return what the numbers say: on the ranking, and on the regions."""
+    return _ranking(numbers), _coverage(numbers)
+
+
+def _ranking(numbers: Headline) -> str:
+    if np.isnan(numbers.auroc):
+        share = "All boxes are bad" if numbers.bad > 0 else "No box is bad"
+        return f"{share}: there is no ranking to judge."
     name = "The risk" if numbers.is_calibrated else "The uncertainty u"
     found, score = f"{100 * numbers.auroc:.1f} %", f"{100 * numbers.baseline:.1f} %"
-    ranking = (
-        f"{name} ranks a bad box above a good one in {found} of all pairs (1 - score: {score})."
-    )
+    return f"{name} ranks a bad box above a good one in {found} of all pairs (1 - score: {score})."
+
+
+def _coverage(numbers: Headline) -> str:
     inside = numbers.inside[LEVEL]
     if not numbers.is_calibrated:
-        return ranking, (
-            "These boxes are uncalibrated: boxcov calibrate adds a risk, and regions that hold."
-        )
+        return "These boxes are uncalibrated: boxcov calibrate adds a risk, and regions that hold."
+    if np.isnan(inside):
+        return "No box lies on an object of its class: there are no errors to judge the regions by."
     judgement = "as promised"
     if abs(inside - LEVEL) > _TOLERANCE:
         side = inside < LEVEL
         judgement = "they are too narrow for these frames" if side else "wider than promised"
-    text = f"The 90 % regions hold {100 * inside:.0f} % of the errors: {judgement}."
-    return ranking, text
+    return f"The 90 % regions hold {100 * inside:.0f} % of the errors: {judgement}."
 
 
 def display_unit(field: str) -> tuple[str, float]:

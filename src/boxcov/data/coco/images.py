@@ -41,12 +41,13 @@ def read_image(path: str | Path) -> Tensor:
         raise BoxcovError(f"{path}: no such file: unpack the images there") from None
     except BoxcovError:
         raise
-    except Image.UnidentifiedImageError:  # says no more than the address of a buffer
-        raise BoxcovError(f"{path}: not a JPEG, PNG, BMP or WebP image, or a damaged one") from None
     except Exception as error:  # Pillow's decoders raise many types on damaged files
+        # an unidentified image says no more than the address of a buffer
+        is_known = not isinstance(error, Image.UnidentifiedImageError)
+        why = f" ({type(error).__name__}: {shorten(error, 400)})" if is_known else ""
         raise BoxcovError(
-            f"{path}: not a JPEG, PNG, BMP or WebP image, or a damaged one "
-            f"({type(error).__name__}: {shorten(error, 400)})"
+            f"{path}: not a JPEG, PNG, BMP or WebP image, or a damaged one{why}: copy it again, or "
+            "remove it"
         ) from None
     return torch.from_numpy(np.ascontiguousarray(rgb[:, :, ::-1])).permute(2, 0, 1).contiguous()
 

@@ -109,11 +109,13 @@ def _select_example(detector: Detector, inputs: Any) -> tuple[list[Tensor], list
     with torch.no_grad():
         given = inputs.inputs if isinstance(inputs, WithSignals) else inputs
         selection: Selection = detector.select(detector(given))
+    name = type(detector).__name__
+    reason = f"{name} has no select_static(raw, limits), which selects a fixed number of rows"
+    if not len(selection):
+        raise BoxcovError(f"{reason}; more cannot be said, as the example frame has no box")
     static = StaticSelection(selection, torch.tensor(len(selection)), torch.tensor(0))
     detector.__dict__["select_static"] = lambda raw, limits: static
     tensors = [selection.scores, selection.labels, *tree_leaves(selection.where)]
-    name = type(detector).__name__
-    reason = f"{name} has no select_static(raw, limits), which selects a fixed number of rows"
     return [leaf for leaf in tensors if isinstance(leaf, Tensor)], [reason]
 
 

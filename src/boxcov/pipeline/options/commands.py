@@ -126,6 +126,11 @@ class PredictCommand(DetectorOptions):
         super().__post_init__()
         if self.with_logit and self.estimator.method == "nms":
             raise BoxcovError("the method nms has no option --with-logit: remove it")
+        if self.format == "native" and self.out.suffix in (".csv", ".json", ".parquet", ".rrd"):
+            raise BoxcovError(
+                f"--out {self.out}: the format native is no {self.out.suffix} file: give --format, "
+                "or a name that ends in .safetensors"
+            )
         _refuse_two_sources(self.files, self.source)
 
 
@@ -289,7 +294,7 @@ class CheckCommand(DetectorOptions):
     """Options of ``boxcov check``."""
 
     out: Path | None = vocabulary.out(
-        None, text="Write a picture (PNG) of a CenterPoint's boxes in the first frame, from above."
+        None, text="Write a picture (PNG) of the first frame: boxes red, labels green."
     )
     force: bool = vocabulary.force()
     data: str = vocabulary.data()

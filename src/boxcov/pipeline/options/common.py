@@ -79,7 +79,9 @@ class DataOptions(Options):
         if self.count is None and not self.data.startswith("simulated"):
             is_part = "[" in (self.split or "")
             return (
-                f"a larger {self.split}" if is_part else "more labelled frames than this split has"
+                f"a longer range than {self.split}"
+                if is_part
+                else "more labelled frames than this split has"
             )
         return "more frames with --count"
 
@@ -207,7 +209,8 @@ def default_posterior(detector: str, user: str) -> Path:
     """
     if detector != "centerpoint:small":
         raise BoxcovError(
-            f"{user} needs a posterior: run boxcov fit and pass its file as --posterior FILE"
+            f"{user} needs a posterior of {detector}: run boxcov fit and pass its file as "
+            "--posterior FILE"
         )
     return SHIPPED_POSTERIOR
 

@@ -147,11 +147,12 @@ function place() {
 }
 
 // Regions of decimetres are invisible from far: they are drawn larger, by a factor that is shown.
+// The bands of an image keep their size.
 function magnifyRegions() {
   const regions = [...world.querySelectorAll(".region:not(.band)")];
   const sizes = regions.map((region) => Number(region.dataset.size)).sort((a, b) => a - b);
   const median = view.scale * (sizes[sizes.length >> 1] || 1);
-  const factor = [1, 2, 5, 10, 20].find((times) => times * median >= 9) || 20;
+  const factor = sizes.length ? [1, 2, 5, 10, 20].find((times) => times * median >= 9) || 20 : 1;
   for (const region of regions) {
     const { x, y, turn } = region.dataset;
     region.setAttribute("transform", `translate(${x} ${y}) scale(${factor}) rotate(${turn ?? 0})`);

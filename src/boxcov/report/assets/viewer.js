@@ -122,7 +122,7 @@ function filter() {
 
 function showScene(refit) {
   control("method").title = method().note;
-  list.querySelector(".value-name").textContent = method().value.name;
+  for (const place of document.querySelectorAll(".value-name")) place.textContent = method().value.name;
   control("scene").value = state.scene;
   control("previous").disabled = state.scene === 0;
   control("next").disabled = state.scene === data.scenes.length - 1;
