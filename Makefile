@@ -64,7 +64,7 @@ small-posterior: $(INSTALLED)
 test-slow: $(INSTALLED)
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/pytest -n $(WORKERS) --dist worksteal --durations 40 --junitxml build/test-slow.xml -m slow tests
 
-# the adapters of other libraries, with torchvision, Ultralytics, pandas, supervision and rerun
+# the adapters of other libraries, with torchvision, Ultralytics, pyarrow, supervision and rerun
 test-adapters: $(ADAPTERS)/.installed
 	$(ADAPTERS_ENV) $(ADAPTERS)/bin/python tests/environments/cuda_stubs.py $(ADAPTERS)/cuda
 	$(ADAPTERS_ENV) OMP_NUM_THREADS=$(THREADS) $(ADAPTERS)/bin/python -m pytest -n $(WORKERS) \
@@ -107,7 +107,7 @@ audit: $(INSTALLED)
 # build/requirements.txt with the hash of every file that this platform would install
 hashes: $(INSTALLED)
 	mkdir -p build
-	$(PIP) install --dry-run --ignore-installed --report build/report.json -c constraints.txt torch==2.13.0 '.[test]'
+	$(PIP) install --dry-run --ignore-installed --report build/report.json -c constraints.txt '.[test]'
 	$(BIN)/python tools/hashes.py build/report.json > build/requirements.txt
 
 bench: $(INSTALLED)
@@ -120,7 +120,7 @@ clean:
 .venv/%/.installed: tests/environments/%.txt $(INSTALLED)
 	rm -rf $(@D)
 	$(BIN)/python -m venv --without-pip $(@D)
-	$(PIP) --python $(@D)/bin/python install --no-deps -r $<
+	$(PIP) --python $(@D)/bin/python install --no-deps -c constraints.txt -r $<
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $(@D)/packages
 	echo $(CURDIR)/src >> $(@D)/packages
 	mv $(@D)/packages "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/packages.pth"
@@ -130,7 +130,6 @@ clean:
 # dependencies, together with the packages they use.
 $(INSTALLED): pyproject.toml constraints.txt tests/requirements-oracles.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP) install -c constraints.txt torch==2.13.0
 	$(PIP) install -c constraints.txt -e '.[test]'
 	$(PIP) install -c constraints.txt --no-deps -r tests/requirements-oracles.txt
 	touch $@

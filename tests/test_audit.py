@@ -12,7 +12,8 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from packaging.requirements import Requirement
+
+from helpers.pins import pins
 
 ROOT = Path(__file__).parents[1]
 FOUND = shutil.which("pip-audit", path=ROOT / ".venv" / "audit" / "bin") or shutil.which(
@@ -86,17 +87,6 @@ def audit(server: Advisories, folder: Path) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=300,
     )
-
-
-def pins() -> dict[str, str]:
-    """Versions by package, of this Python."""
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    found = [Requirement(line) for line in lines if line and not line.startswith("#")]
-    return {
-        one.name.lower().replace("_", "-"): str(one.specifier).removeprefix("==")
-        for one in found
-        if one.marker is None or one.marker.evaluate()
-    }
 
 
 def test_every_pin_is_looked_up(advisories, tmp_path) -> None:

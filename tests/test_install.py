@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -12,20 +13,11 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from helpers.pins import pins
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-
-
-def pins() -> dict[str, str]:
-    """Versions by package, of this Python."""
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    found = [Requirement(line) for line in lines if line and not line.startswith("#")]
-    return {
-        canonicalize_name(one.name): str(one.specifier).removeprefix("==")
-        for one in found
-        if wanted(one)
-    }
 
 
 def wanted(requirement: Requirement, extra: str = "") -> bool:
@@ -72,6 +64,11 @@ def test_pins_are_what_the_tests_run_with() -> None:
             assert version(name).partition("+")[0] == pin, name
         except PackageNotFoundError:
             continue
+
+
+def test_every_package_of_the_tests_is_pinned() -> None:
+    free = re.compile("boxcov$|nvidia-|cuda-|triton$")  # torch pins those for CUDA
+    assert [one for one in needed_by("test") if one not in pins() and not free.match(one)] == []
 
 
 @pytest.mark.parametrize("extra", ["torchvision", "ultralytics"])
