@@ -245,10 +245,14 @@ class WeightSnapshot:
                 for owner, name, t, address, _ in self._tensors
             )
             or any(list(now.values()) != before for now, before in self._children)
-            or any(
-                (now := own.get(name)) is not before and not (_is_setting(now) and now == before)
-                for own, name, before in self._settings
-            )
+            or self.has_new_settings()
+        )
+
+    def has_new_settings(self) -> bool:
+        """Return whether a setting was replaced."""
+        return any(
+            (now := own.get(name)) is not before and not (_is_setting(now) and now == before)
+            for own, name, before in self._settings
         )
 
 
