@@ -223,16 +223,25 @@ class Detector(nn.Module, ABC):
     def detect(self, inputs: Any) -> Detections:
         """Return boxes, scores and labels of the plain detector, without covariances.
 
+        The detector runs in eval mode, and its mode is as before afterwards.
+
         >>> from boxcov.data import shapes
         >>> from boxcov.detectors.tiny import TinyCenter
         >>> inputs, _ = shapes.frames(count=1)[0]
-        >>> TinyCenter().eval().detect(inputs).boxes.shape[1]
+        >>> TinyCenter().detect(inputs).boxes.shape[1]
         5
         """
-        with torch.no_grad():
-            raw = self(inputs)
-            selection = self.select(raw)
-            return self.detections(selection, self.decode(raw, selection))
+        training = [each for each in self.modules() if each.training]
+        try:
+            for each in training:
+                each.training = False
+            with torch.no_grad():
+                raw = self(inputs)
+                selection = self.select(raw)
+                return self.detections(selection, self.decode(raw, selection))
+        finally:
+            for each in training:
+                each.training = True
 
     def detections(self, selection: Selection, boxes: Tensor) -> Detections:
         """Return a selection and its boxes (m, D) as ``Detections``."""

@@ -24,6 +24,21 @@ def test_it_learned_to_detect(tiny: TinyCenter) -> None:
     assert extra / truth < 0.15
 
 
+def test_detect_in_train_mode_is_that_of_eval_mode(tiny: TinyCenter, image: torch.Tensor) -> None:
+    expected = tiny.detect(image)
+    own = TinyCenter(threshold=tiny.threshold, most=tiny.most)
+    own.load_state_dict(tiny.state_dict())
+    own.train()
+    own.head.eval()
+    modes = [each.training for each in own.modules()]
+    assert torch.equal(own.detect(image).boxes, expected.boxes)
+    with pytest.raises(RuntimeError):
+        own.detect(image[:, :0])
+    assert [each.training for each in own.modules()] == modes
+    state = tiny.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in own.state_dict().items())
+
+
 def test_the_loss_is_one_value_a_frame(tiny: TinyCenter) -> None:
     items = [shapes.frames(count=3, seed=5)[i] for i in range(3)]
     together = tiny.loss(tiny(torch.cat([x for x, _ in items])), [t for _, ts in items for t in ts])

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from boxcov import BoxcovError
 from boxcov.detectors.torch_file import Foreign, read_torch_file
@@ -156,3 +157,18 @@ def test_an_empty_tensor_of_safetensors_is_refused(tmp_path) -> None:
     save_file({"head.cls_preds.0.weight": torch.zeros(10**9, 0, 1, 1)}, tmp_path / "x.safetensors")
     with pytest.raises(BoxcovError, match=r"x\.safetensors: .* holds no numbers"):
         read_weights(tmp_path / "x.safetensors")
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "weights.st", "weights"])
+def test_safetensors_files_are_read_under_any_name(tmp_path, name) -> None:
+    save_file({"a": torch.ones(2)}, tmp_path / name, {"key": "text"})
+    state, meta = read_weights(tmp_path / name)
+    assert state["a"].tolist() == [1, 1]
+    assert meta == {"key": "text"}
+
+
+def test_what_only_begins_like_safetensors_is_no_checkpoint(tmp_path) -> None:
+    for content in (b"", b"{", struct.pack("<Q", 99) + b"{}", struct.pack("<Q", 2) + b"{x" + b"0"):
+        (tmp_path / "w").write_bytes(content)
+        with pytest.raises(BoxcovError):
+            read_weights(tmp_path / "w")

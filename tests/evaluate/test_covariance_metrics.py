@@ -8,6 +8,7 @@ from scipy import stats
 
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.covariance_metrics import (
+    calibration_error,
     covariance_metrics,
     coverage,
     ence,
@@ -141,6 +142,18 @@ def test_ence_equals_brute_force(n: int) -> None:
         assert ence(errors, variance) == pytest.approx(slow_ence(errors, variance, 10))
         shuffle = rng.permutation(n)
         assert ence(errors[shuffle], variance[shuffle]) == pytest.approx(ence(errors, variance))
+
+
+def test_ece_of_equal_probabilities_ignores_their_order() -> None:
+    rng = np.random.default_rng(0)
+    happened = np.repeat([0.0, 1.0], 100)
+    assert calibration_error(np.full(200, 0.5), happened) == 0
+    probability = rng.choice([0.2, 0.5, 1.0], 200)
+    alone = [probability == value for value in (0.2, 0.5, 1.0)]
+    gaps = [abs((probability - happened)[rows].sum()) for rows in alone]
+    for shuffle in (np.arange(200), rng.permutation(200)):
+        found = calibration_error(probability[shuffle], happened[shuffle])
+        assert found == pytest.approx(sum(gaps) / 200)
 
 
 def test_ence_edges() -> None:

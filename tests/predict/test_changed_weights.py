@@ -1,4 +1,4 @@
-"""Weights that are changed in place are noticed, also where no version counter rises."""
+"""Weights changed in place are noticed, also where no version counter rises; so are settings."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from boxcov import MCGLM, MCI, BoxcovError, ExactGLM
+import boxcov
+from boxcov import GLM, MCGLM, MCI, BoxcovError, ExactGLM
 from boxcov._torch.modules import WeightChecksum
+from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.predict.engine_options import EngineOptions
 
@@ -73,6 +75,39 @@ def test_always_notices_at_once(method, change, tiny, posterior, image) -> None:
     change(own)
     with pytest.raises(BoxcovError, match="weights with the fingerprint"):
         model(image)
+
+
+@pytest.mark.parametrize(
+    ("build", "compiled"),
+    [(ExactGLM, False), (MCGLM, False), (GLM, False), (ExactGLM, True), (MCGLM, True)],
+)
+def test_a_changed_threshold_is_followed(build, compiled, tiny, posterior, image) -> None:
+    own = TinyCenter(threshold=tiny.threshold, most=tiny.most)
+    own.load_state_dict(tiny.state_dict())
+    model = build(own, posterior)
+    run = boxcov.compile(model, image) if compiled else model
+    before = run(image)
+    own.threshold = float(before.scores.median())
+    found, plain = run(image), own.detect(image)
+    assert 0 < len(found) < len(before)
+    assert torch.equal(found.boxes, plain.boxes)
+    assert found.meta["configuration"] == own.configuration()
+    own.most = 1
+    assert len(run(image)) == 1
+
+
+def test_an_error_model_of_another_threshold_is_refused(tiny, posterior, image) -> None:
+    own = TinyCenter(threshold=tiny.threshold, most=tiny.most)
+    own.load_state_dict(tiny.state_dict())
+    model = boxcov.calibrate(ExactGLM(own, posterior), shapes.frames(seed=1, count=40), copies=0)
+    before = model(image)
+    own.threshold = 0.5
+    for _ in range(2):
+        with pytest.raises(BoxcovError, match="threshold"):
+            model(image)
+    own.threshold = tiny.threshold
+    assert torch.equal(model(image).risk, before.risk)
+    assert model(image).meta == before.meta
 
 
 @pytest.mark.parametrize("verify", [0, -1, "never", 1.5, None])

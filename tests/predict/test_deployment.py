@@ -227,8 +227,21 @@ def test_fused_notices_changed_weights(lidar: tuple[Any, Any]) -> None:
     inputs = [cloud(detector.config, 0)]
     fast = boxcov.compile(twin, inputs, ROOMY, fused=True)
     twin.head.shared[0].weight.data.mul_(1.1)
-    with pytest.raises(BoxcovError, match="weights have changed since"):
+    with pytest.raises(BoxcovError, match="weights or settings have changed since"):
         [fast(inputs) for _ in range(16)]
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_fused_notices_a_changed_threshold(lidar: tuple[Any, Any], plain: bool) -> None:
+    detector, posterior = lidar
+    twin = deepcopy(detector)
+    inputs = [cloud(detector.config, 0)]
+    model = twin if plain else boxcov.ExactGLM(twin, posterior)
+    fast = boxcov.compile(model, inputs, ROOMY, fused=True)
+    reporting = replace(twin.config.reporting, threshold=0.9)
+    twin.config = replace(twin.config, reporting=reporting)
+    with pytest.raises(BoxcovError, match="weights or settings have changed since"):
+        fast(inputs)
 
 
 def test_fused_needs_a_network_and_a_head() -> None:

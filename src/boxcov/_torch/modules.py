@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import fields, is_dataclass
 from functools import partial
 from hashlib import sha256
 from types import MethodType
@@ -197,15 +199,17 @@ def check_fingerprint(expected: str, detector: nn.Module, context: str) -> None:
 
 
 class WeightSnapshot:
-    """Tells cheaply whether the tensors or submodules of a module were changed or replaced.
+    """Tells cheaply whether tensors, submodules or settings of a module were changed or replaced.
 
     Compares version counters and addresses. A write through ``.data`` is not noticed here, but by
-    ``WeightChecksum``.
+    ``WeightChecksum``. Settings are attributes such as a threshold: numbers, texts, containers
+    and dataclasses of these.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._tensors = []
         self._children = []
+        self._settings = []
         for each in module.modules():
             scripted = isinstance(each, torch.jit.ScriptModule)  # its dicts are new on each access
             for tensors in (each._parameters, each._buffers):
@@ -215,8 +219,18 @@ class WeightSnapshot:
                     for name, t in owner.items()
                     if t is not None
                 ]
-            if not scripted and each._modules:
+            if scripted:
+                continue
+            if each._modules:
                 self._children.append((each._modules, list(each._modules.values())))
+            if type(each).__module__.startswith("torch.nn."):
+                continue  # most modules are; their settings belong to the weights
+            own = vars(each)
+            self._settings += [
+                (own, name, deepcopy(value) if isinstance(value, (list, dict)) else value)
+                for name, value in own.items()
+                if name not in _MODULE_STATE and _is_setting(value)
+            ]
 
     def is_unchanged(self) -> bool:
         return not self.has_moved() and all(
@@ -224,11 +238,36 @@ class WeightSnapshot:
         )
 
     def has_moved(self) -> bool:
-        """Return whether a tensor or submodule was replaced, or is in other memory."""
-        return not all(
-            owner.get(name) is t and t.data_ptr() == address
-            for owner, name, t, address, _ in self._tensors
-        ) or any(list(now.values()) != before for now, before in self._children)
+        """Return whether a tensor, submodule or setting was replaced, or is in other memory."""
+        return (
+            not all(
+                owner.get(name) is t and t.data_ptr() == address
+                for owner, name, t, address, _ in self._tensors
+            )
+            or any(list(now.values()) != before for now, before in self._children)
+            or self.has_new_settings()
+        )
+
+    def has_new_settings(self) -> bool:
+        """Return whether a setting was replaced."""
+        return any(
+            (now := own.get(name)) is not before and not (_is_setting(now) and now == before)
+            for own, name, before in self._settings
+        )
+
+
+_MODULE_STATE = frozenset(vars(nn.Module()))  # the mode, hooks and what else every module has
+
+
+def _is_setting(value: Any) -> bool:
+    """Return whether a value consists of numbers, texts and None alone."""
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_setting, value))
+    if isinstance(value, dict):
+        return all(map(_is_setting, value.values()))
+    if is_dataclass(value) and not isinstance(value, type):
+        return all(_is_setting(getattr(value, each.name)) for each in fields(value))
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 class WeightChecksum:

@@ -25,7 +25,7 @@ _ADVICE = (
 
 def read_weights(path: Path) -> tuple[State, Mapping[str, str]]:
     """Return the tensors of a file, none of them empty, and the texts in its metadata."""
-    if path.suffix == ".safetensors":
+    if _is_safetensors(path):
         with open_safetensors(path, "a checkpoint") as file:
             state: State = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             meta = file.metadata() or {}
@@ -51,6 +51,20 @@ def read_weights(path: Path) -> tuple[State, Mapping[str, str]]:
                 f"{path}: {shorten(name)} of shape {tuple(tensor.shape)} holds no numbers"
             )
     return state, meta
+
+
+def _is_safetensors(path: Path) -> bool:
+    """Return whether a file is one of safetensors, by its name or by its first bytes."""
+    if path.suffix == ".safetensors":
+        return True
+    if not path.is_file():  # a pipe would wait for a writer
+        return False
+    try:
+        with path.open("rb") as file:
+            start = file.read(9)  # the length of the header, and the header
+    except OSError:
+        return False  # the reader of torch's files names the reason
+    return start[8:] == b"{" and int.from_bytes(start[:8], "little") < path.stat().st_size
 
 
 def _state(content: Any, path: Path) -> tuple[State, Mapping[str, str]]:

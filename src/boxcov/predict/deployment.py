@@ -32,7 +32,10 @@ from boxcov.static_selection import FusedNetwork, StaticLimits
 _TOLERANCE = 1e-2  # relative difference of a covariance on the example: TF32 products
 _ALIKE = 0.05  # distance of two centres, in units of the box, that rounding explains
 _SHARE_ALIKE = 0.9  # of the example's boxes: rounding can change which boxes NMS keeps
-_CHANGED = "the detector's weights have changed since boxcov.compile(fused=True): compile it again"
+_CHANGED = (
+    "the detector's weights or settings have changed since boxcov.compile(fused=True): "
+    "compile it again"
+)
 _MAX_GRAPHS = 4
 _CALLS = 16  # within which changed weights of a plain detector are noticed
 _TENSORS = tuple(field.name for field in fields(Detections) if "Tensor" in str(field.type))
@@ -159,6 +162,8 @@ class CompiledModel:
 
         None for a plain detector whose graph reads its weights.
         """
+        if self._network is not None and self._snapshot.has_new_settings():
+            raise BoxcovError(_CHANGED)
         if isinstance(self.model, Predictor):
             return self.model.check_weights()
         if self._network is None:

@@ -232,12 +232,17 @@ class Predictor(ABC):
     def check_weights(self) -> Tensor:
         """Raise if the detector's weights are not those that the model was built for.
 
-        Returns a flag on the device: whether the next share of their values is unchanged.
+        A changed setting, such as a threshold, is followed if the posterior and the error model
+        allow it. Returns a flag on the device: whether the next share of the values is unchanged.
         """
         if not self._snapshot.is_unchanged():
             check_fingerprint(self._fingerprint, self._detector, self.method)
             check_device(self._detector, self.device, self.method)
-            self._use_weights()  # equal weights, but other tensors
+            if self.posterior is not None:
+                self.posterior.check_detector(self._detector)
+            self._set_error_model(self.error_model)
+            self._configuration = self._detector.configuration()
+            self._use_weights()  # equal weights, but other tensors or settings
         return self._checksum.next_share()
 
     def _use_weights(self) -> None:
