@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ from boxcov.evaluate.quality import (
     auroc_from_ranks,
     ause,
     ause_from_ranks,
+    curves,
     partition,
     quality,
     ranks,
@@ -91,6 +93,20 @@ def test_empty_partitions_are_nan() -> None:
     )
     one = quality(np.array([0.0]), np.array([NAN]), np.array([5.0]))
     assert (one["AvU"]["IoU"], one["P(U|I)"]["IoU"]) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("form", [torch.from_numpy, np.ndarray.tolist])
+def test_tensors_and_lists_are_accepted(form) -> None:
+    arrays = (
+        np.array([0.8, 0.7, 0.1, 0.0]),
+        np.array([0.2, 0.4, 0.9, np.nan]),
+        np.array([1.0, 3.0, 2.0, 6.0]),
+    )
+    given = [form(array) for array in arrays]
+    assert quality(*given) == quality(*arrays)
+    assert np.array_equal(
+        curves(*given).values["AvU"]["l2"], curves(*arrays).values["AvU"]["l2"], equal_nan=True
+    )
 
 
 def test_infinite_and_huge_uncertainties_are_uncertain() -> None:

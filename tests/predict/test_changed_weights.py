@@ -10,7 +10,7 @@ from torch import nn
 
 import boxcov
 from boxcov import GLM, MCGLM, MCI, BoxcovError, ExactGLM
-from boxcov._torch.modules import WeightChecksum
+from boxcov._torch.snapshot import WeightChecksum
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.predict.engine_options import EngineOptions
@@ -108,6 +108,53 @@ def test_an_error_model_of_another_threshold_is_refused(tiny, posterior, image) 
     own.threshold = tiny.threshold
     assert torch.equal(model(image).risk, before.risk)
     assert model(image).meta == before.meta
+
+
+class CountingCenter(TinyCenter):
+    """Writes attributes in each pass."""
+
+    calls = 0
+
+    def __init__(self, threshold: float, most: int) -> None:
+        super().__init__(threshold=threshold, most=most)
+        self.calls, self.shape = 0, (0, 0)
+
+    def forward(self, inputs):
+        self.calls, self.shape = self.calls + 1, tuple(inputs.shape[2:])
+        return super().forward(inputs)
+
+
+def test_what_a_pass_writes_is_not_a_setting(tiny, posterior, image) -> None:
+    own = CountingCenter(tiny.threshold, tiny.most)
+    own.load_state_dict(tiny.state_dict())
+    model = ExactGLM(own, posterior)
+    model(image)
+    router = model.router
+    for size in (64, 48, 64):
+        own.detect(image[:, :, :size, :size])
+        model(image)
+        assert model.router is router
+    own.threshold = 1.0
+    assert not len(model(image))
+
+
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+def test_a_hook_of_later_is_followed(register, tiny, posterior, image) -> None:
+    own = TinyCenter(threshold=tiny.threshold, most=tiny.most)
+    own.load_state_dict(tiny.state_dict())
+    model = ExactGLM(own, posterior)
+    before = model(image)
+    results = {
+        "register_forward_hook": lambda module, given, out: 0.5 * out,
+        "register_forward_pre_hook": lambda module, given: (0.5 * given[0],),
+    }
+    handle = getattr(own.backbone, register)(results[register])
+    found, plain = model(image), own.detect(image)
+    assert torch.equal(found.boxes, plain.boxes)
+    assert torch.equal(found.scores, plain.scores)
+    assert not torch.equal(found.scores, before.scores)
+    handle.remove()
+    assert torch.equal(model(image).scores, before.scores)
 
 
 @pytest.mark.parametrize("verify", [0, -1, "never", 1.5, None])

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from copy import deepcopy
-from dataclasses import fields, is_dataclass
 from functools import partial
 from hashlib import sha256
 from types import MethodType
@@ -173,13 +171,13 @@ def hash_tensor(digest: Any, tensor: Tensor) -> None:
 def fingerprint(module: nn.Module) -> str:
     """Return the SHA-256 of all floating-point parameters and buffers; equal on every device."""
     digest = sha256()
-    for name, tensor in sorted(_float_tensors(module).items()):
+    for name, tensor in sorted(float_tensors(module).items()):
         digest.update(f"{name} ".encode())
         hash_tensor(digest, tensor)
     return digest.hexdigest()
 
 
-def _float_tensors(module: nn.Module) -> dict[str, Tensor]:
+def float_tensors(module: nn.Module) -> dict[str, Tensor]:
     """The floating-point parameters and buffers by name, which share memory with the module."""
     return {
         name: tensor
@@ -196,140 +194,6 @@ def check_fingerprint(expected: str, detector: nn.Module, context: str) -> None:
             f"{context}: this posterior was made for weights with the fingerprint {expected}, "
             f"the detector's is {actual}: load the matching weights, or fit a new posterior"
         )
-
-
-class WeightSnapshot:
-    """Tells cheaply whether tensors, submodules or settings of a module were changed or replaced.
-
-    Compares version counters and addresses. A write through ``.data`` is not noticed here, but by
-    ``WeightChecksum``. Settings are attributes such as a threshold: numbers, texts, containers
-    and dataclasses of these.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self._tensors = []
-        self._children = []
-        self._settings = []
-        for each in module.modules():
-            scripted = isinstance(each, torch.jit.ScriptModule)  # its dicts are new on each access
-            for tensors in (each._parameters, each._buffers):
-                owner = dict(tensors.items()) if scripted else tensors
-                self._tensors += [
-                    (owner, name, t, t.data_ptr(), t._version)
-                    for name, t in owner.items()
-                    if t is not None
-                ]
-            if scripted:
-                continue
-            if each._modules:
-                self._children.append((each._modules, list(each._modules.values())))
-            if type(each).__module__.startswith("torch.nn."):
-                continue  # most modules are; their settings belong to the weights
-            own = vars(each)
-            self._settings += [
-                (own, name, deepcopy(value) if isinstance(value, (list, dict)) else value)
-                for name, value in own.items()
-                if name not in _MODULE_STATE and _is_setting(value)
-            ]
-
-    def is_unchanged(self) -> bool:
-        return not self.has_moved() and all(
-            t._version == version for _, _, t, _, version in self._tensors
-        )
-
-    def has_moved(self) -> bool:
-        """Return whether a tensor, submodule or setting was replaced, or is in other memory."""
-        return (
-            not all(
-                owner.get(name) is t and t.data_ptr() == address
-                for owner, name, t, address, _ in self._tensors
-            )
-            or any(list(now.values()) != before for now, before in self._children)
-            or self.has_new_settings()
-        )
-
-    def has_new_settings(self) -> bool:
-        """Return whether a setting was replaced."""
-        return any(
-            (now := own.get(name)) is not before and not (_is_setting(now) and now == before)
-            for own, name, before in self._settings
-        )
-
-
-_MODULE_STATE = frozenset(vars(nn.Module()))  # the mode, hooks and what else every module has
-
-
-def _is_setting(value: Any) -> bool:
-    """Return whether a value consists of numbers, texts and None alone."""
-    if isinstance(value, (list, tuple)):
-        return all(map(_is_setting, value))
-    if isinstance(value, dict):
-        return all(map(_is_setting, value.values()))
-    if is_dataclass(value) and not isinstance(value, type):
-        return all(_is_setting(getattr(value, each.name)) for each in fields(value))
-    return value is None or isinstance(value, (bool, int, float, str))
-
-
-class WeightChecksum:
-    """Tells whether the values of the weights changed, a share of them per call.
-
-    Floating-point parameters and buffers are cut into ``calls`` shares of equal size. They are read
-    as integers: the sum does not depend on the order of the additions. Every place has a
-    factor of its own, so that exchanged values are noticed.
-    """
-
-    _CHUNK = 2**20  # numbers at once, to bound memory
-
-    def __init__(self, module: nn.Module, calls: int) -> None:
-        hidden = [b.detach() for b in module.buffers() if b.is_floating_point()]
-        tensors = {t.data_ptr(): t for t in (*_float_tensors(module).values(), *hidden)}
-        pieces = [piece for tensor in tensors.values() for piece in _bits(tensor)]
-        size = max(1, -(-sum(map(len, pieces)) // calls))
-        self._shares = [_cut(share, self._CHUNK) for share in _cut(pieces, size)]
-        longest = min(size, self._CHUNK)
-        device = pieces[0].device if pieces else None
-        # odd: a changed bit never vanishes from a product modulo 2^64
-        self._factors = torch.arange(longest, device=device) * 0x1E3779B97F4A7C15 * 2 + 1
-        self._expected = [self._sum(share) for share in self._shares]
-        self._next = 0
-
-    def next_share(self) -> Tensor:
-        """Whether the next share is unchanged: a flag on the device, without synchronisation."""
-        number, self._next = self._next, (self._next + 1) % max(1, len(self._shares))
-        if not self._shares:
-            return torch.tensor(True)
-        return self._sum(self._shares[number]) == self._expected[number]
-
-    def _sum(self, share: list[list[Tensor]]) -> Tensor:
-        total = self._factors.new_zeros(())
-        for chunk in share:
-            bits = torch.cat([piece.to(self._factors.device) for piece in chunk])
-            total = 3 * total + (bits * self._factors[: len(bits)]).sum()
-        return total
-
-
-def _cut(pieces: list[Tensor], size: int) -> list[list[Tensor]]:
-    """The pieces (n,) in groups of ``size`` values, cut where a group ends."""
-    groups: list[list[Tensor]] = []
-    room = 0
-    for piece in pieces:
-        while len(piece):
-            if not room:
-                groups.append([])
-                room = size
-            groups[-1].append(piece[:room])
-            piece, room = piece[room:], max(0, room - len(piece))
-    return groups
-
-
-def _bits(tensor: Tensor) -> list[Tensor]:
-    """Views of all values as integers (n,), in the order of the memory."""
-    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
-    kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    flat = tensor.permute(order).flatten().view(kinds[tensor.element_size()])
-    if flat.data_ptr() == tensor.data_ptr():
-        return [flat]
-    return [view for row in tensor for view in _bits(row)]  # gaps in memory: flat is a copy
 
 
 def check_finite_weights(module: nn.Module) -> None:

@@ -82,12 +82,12 @@ def quality(errors_iou: Array, errors_l2: Array, uncertainty: Array) -> dict[str
 
 def partitions(errors_iou: Array, errors_l2: Array, uncertainty: Array) -> dict[str, Partition]:
     """Return the partition behind ``quality`` for each error."""
-    u = check_arrays(errors_iou, errors_l2, uncertainty)
+    iou, l2, u = check_arrays(errors_iou, errors_l2, uncertainty)
     uncertain = ~(u < clipped_mean(u))
-    paired = ~np.isnan(errors_l2)
+    paired = ~np.isnan(l2)
     return {
-        "IoU": partition(accurate_iou(errors_iou), uncertain),
-        "l2": partition(accurate_l2(np.asarray(errors_l2)[paired]), uncertain[paired]),
+        "IoU": partition(accurate_iou(iou), uncertain),
+        "l2": partition(accurate_l2(l2[paired]), uncertain[paired]),
     }
 
 
@@ -115,11 +115,14 @@ def clipped_mean(values: Array) -> float:
         return float(np.clip(np.mean(values), np.min(values), np.max(values)))
 
 
-def check_arrays(errors_iou: Array, errors_l2: Array, uncertainty: Array) -> Array:
-    """Check shapes and NaN, and return the uncertainties as floats (n,)."""
-    u = np.asarray(uncertainty, dtype=float)
-    if u.ndim != 1 or not np.shape(errors_iou) == np.shape(errors_l2) == u.shape:
-        shapes = f"{np.shape(errors_iou)}, {np.shape(errors_l2)} and {u.shape}"
+def check_arrays(
+    errors_iou: Array, errors_l2: Array, uncertainty: Array
+) -> tuple[Array, Array, Array]:
+    """Check shapes and NaN, and return the three as floats (n,); tensors are accepted, too."""
+    given = (errors_iou, errors_l2, uncertainty)
+    iou, l2, u = (np.asarray(values, dtype=float) for values in given)
+    if u.ndim != 1 or not iou.shape == l2.shape == u.shape:
+        shapes = f"{iou.shape}, {l2.shape} and {u.shape}"
         raise BoxcovError(
             f"IoU, l2 and uncertainty must have the same length (n,), got shapes {shapes}"
         )
@@ -127,9 +130,9 @@ def check_arrays(errors_iou: Array, errors_l2: Array, uncertainty: Array) -> Arr
         raise BoxcovError(
             f"{int(np.isnan(u).sum())} of {len(u)} uncertainties are NaN: remove those predictions"
         )
-    if np.isnan(errors_iou).any():
+    if np.isnan(iou).any():
         raise BoxcovError("an IoU is NaN: pass 0 for a prediction without an object")
-    return u
+    return iou, l2, u
 
 
 def _share(part: int, whole: int) -> float:
@@ -259,12 +262,12 @@ def curves(
     >>> found.thresholds.tolist(), found.values["AvU"]["IoU"].tolist()
     ([0.0, 0.5, 1.0], [0.5, 1.0, 0.5])
     """
-    u = check_arrays(errors_iou, errors_l2, uncertainty)
+    iou, l2, u = check_arrays(errors_iou, errors_l2, uncertainty)
     quantile = quantiles(u) if by_quantile else u
-    paired = ~np.isnan(errors_l2)
+    paired = ~np.isnan(l2)
     cases = {
-        "IoU": (accurate_iou(errors_iou), quantile),
-        "l2": (accurate_l2(np.asarray(errors_l2)[paired]), quantile[paired]),
+        "IoU": (accurate_iou(iou), quantile),
+        "l2": (accurate_l2(l2[paired]), quantile[paired]),
     }
     thresholds = np.linspace(0, 1, points)
     rows = {

@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from boxcov._torch.modules import (
-    WeightChecksum,
-    WeightSnapshot,
     check_device,
     fresh,
     move,
     ready,
 )
 from boxcov._torch.process_state import ProcessLock
+from boxcov._torch.snapshot import ModuleSnapshot, WeightChecksum
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning
@@ -99,7 +98,7 @@ class CompiledModel:
         self._graphs = Graphs(_MAX_GRAPHS) if self.device.type == "cuda" else None
         self._rows: Detections | None = None  # of the last run of the function, for its metadata
         self._network: FusedNetwork | None = None
-        self._snapshot = WeightSnapshot(self._detector)
+        self._snapshot = ModuleSnapshot(self._detector)
         with torch.inference_mode(False), torch.no_grad():
             example = ready(example, self.device)
             given = self._static_inputs(example)
@@ -202,7 +201,7 @@ class CompiledModel:
         """What ``_compute`` returns, as a CUDA graph where there is one."""
         if self._network is None and self._snapshot.has_moved():
             # the function knows weights by their tensors, and a graph reads their memory
-            self._function, self._snapshot = self._build(given), WeightSnapshot(self._detector)
+            self._function, self._snapshot = self._build(given), ModuleSnapshot(self._detector)
             self._graphs = None if self._graphs is None else Graphs(_MAX_GRAPHS)
         if self._graphs is None:
             return self._compute(*given)

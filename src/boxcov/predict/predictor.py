@@ -13,8 +13,6 @@ from torch import Tensor
 
 from boxcov._torch.layers import at_least_float32
 from boxcov._torch.modules import (
-    WeightChecksum,
-    WeightSnapshot,
     check_device,
     check_fingerprint,
     check_finite_weights,
@@ -22,6 +20,7 @@ from boxcov._torch.modules import (
     ready,
 )
 from boxcov._torch.process_state import ProcessLock
+from boxcov._torch.snapshot import ModuleSnapshot, WeightChecksum
 from boxcov.detections import Detections
 from boxcov.detector import SIGNAL_INPUTS, Detector, check_type
 from boxcov.error_model.model import ErrorModel, describe_error_model
@@ -232,7 +231,7 @@ class Predictor(ABC):
     def check_weights(self) -> Tensor:
         """Raise if the detector's weights are not those that the model was built for.
 
-        A changed setting, such as a threshold, is followed if the posterior and the error model
+        Changed hooks and settings, such as a threshold, are followed if posterior and error model
         allow it. Returns a flag on the device: whether the next share of the values is unchanged.
         """
         if not self._snapshot.is_unchanged():
@@ -248,9 +247,10 @@ class Predictor(ABC):
     def _use_weights(self) -> None:
         """Build the router, and notice from now on if the weights change."""
         verify = self.engine.verify
-        self._snapshot = WeightSnapshot(self._detector)
+        linearized = LinearizedDetector(self._detector, self._parameters)
+        self._snapshot = ModuleSnapshot(self._detector, twin=linearized.shadow)
         self._checksum = WeightChecksum(self._detector, 1 if verify == "always" else verify)
-        self.router = self.build_router(LinearizedDetector(self._detector, self._parameters))
+        self.router = self.build_router(linearized)
 
     def _empty(self, point: LinearizationPoint) -> Detections:
         D = point.boxes.shape[1]
