@@ -100,7 +100,7 @@ NUMBERS = [
     ),
     Mutant(
         "every share of the weights is checked",
-        "_torch/modules.py",
+        "_torch/snapshot.py",
         "(self._next + 1) % max(1, len(self._shares))",
         "self._next",
         f"{WEIGHTS}test_a_change_is_noticed_within_the_delay",

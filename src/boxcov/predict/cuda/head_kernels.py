@@ -20,7 +20,7 @@ _ROWS, _WIDTH, _DEPTH = 16, 64, 32  # of a tile of a product, and of a step of i
 
 def has_kernels(x: Tensor) -> bool:
     """Whether the kernels can take the tensors of a frame, of which x is one."""
-    return x.dtype == torch.float32 and has_triton(x)
+    return x.is_cuda and x.dtype == torch.float32 and has_triton(x)
 
 
 def gram_matrices(alpha: Tensor, h: Tensor, columns: Tensor, rows: int) -> Tensor:
