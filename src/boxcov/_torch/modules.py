@@ -191,8 +191,8 @@ def check_fingerprint(expected: str, detector: nn.Module, context: str) -> None:
     actual = fingerprint(detector)
     if actual != expected:
         raise BoxcovError(
-            f"{context}: this posterior was made for weights with the fingerprint {expected}, "
-            f"the detector's is {actual}: load the matching weights, or fit a new posterior"
+            f"{context}: this posterior was made for weights with the fingerprint {expected[:12]}, "
+            f"the detector's is {actual[:12]}: load the matching weights, or fit a new posterior"
         )
 
 
