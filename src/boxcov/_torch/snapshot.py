@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from boxcov._torch.modules import float_tensors
+from boxcov._torch.modules import float_tensors, is_setting
 
 _MODULE_STATE = frozenset(vars(nn.Module()))  # the mode, hooks and what else every module has
 
@@ -76,10 +76,19 @@ class _Setting(NamedTuple):
     before: Any
 
     def has_changed(self) -> bool:
-        if _equals(self.owner.get(self.name), self.before):
+        now = self.owner.get(self.name)
+        if _equals(now, self.before):
             return False
-        # a pass of the shadow writes what is no setting
-        return self.twin is None or _equals(self.twin.get(self.name), self.before)
+        if self.twin is None:
+            return True
+        # what a pass of the shadow writes is no setting
+        values = (now, self.before, self.twin.get(self.name))
+        own, before, other = (_leaves(value) for value in values)
+        return any(
+            not _equals(own.get(path, ...), before.get(path, ...))
+            and _equals(other.get(path, ...), before.get(path, ...))
+            for path in own.keys() | before.keys()
+        )
 
 
 def _pairs(module: nn.Module, twin: nn.Module | None) -> list[tuple[nn.Module, nn.Module | None]]:
@@ -95,25 +104,27 @@ def _settings(module: nn.Module, twin: nn.Module | None) -> list[_Setting]:
         return []  # most modules are; their settings belong to the weights
     own, other = vars(module), None if twin is None else vars(twin)
     return [
-        _Setting(own, other, name, deepcopy(value) if isinstance(value, (list, dict)) else value)
+        _Setting(own, other, name, deepcopy(value))
         for name, value in own.items()
-        if name not in _MODULE_STATE and _is_setting(value)
+        if name not in _MODULE_STATE and is_setting(value)
     ]
 
 
 def _equals(now: Any, before: Any) -> bool:
-    return now is before or (_is_setting(now) and bool(now == before))
+    return now is before or (is_setting(now) and bool(now == before))
 
 
-def _is_setting(value: Any) -> bool:
-    """Return whether a value consists of numbers, texts and None alone."""
-    if isinstance(value, (list, tuple)):
-        return all(map(_is_setting, value))
+def _leaves(value: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], Any]:
+    """The numbers and texts in containers and dataclasses, by their place."""
     if isinstance(value, dict):
-        return all(map(_is_setting, value.values()))
-    if is_dataclass(value) and not isinstance(value, type):
-        return all(_is_setting(getattr(value, each.name)) for each in fields(value))
-    return value is None or isinstance(value, (bool, int, float, str))
+        items = list(value.items())
+    elif isinstance(value, (list, tuple)):
+        items = list(enumerate(value))
+    elif is_dataclass(value) and not isinstance(value, type):
+        items = [(each.name, getattr(value, each.name, ...)) for each in fields(value)]
+    else:
+        return {path: value}
+    return {p: leaf for name, v in items for p, leaf in _leaves(v, (*path, name)).items()}
 
 
 class WeightChecksum:
