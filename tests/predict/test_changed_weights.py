@@ -177,6 +177,34 @@ def test_a_dataclass_of_settings_is_followed(compiled, tiny, posterior, image) -
     assert found.meta["configuration"] == own.configuration()
 
 
+class DefaultCenter(TinyCenter):
+    """Has a default of its class, and creates an attribute in each pass."""
+
+    least = 0.0
+
+    def forward(self, inputs):
+        self.last_shape = tuple(inputs.shape)
+        return super().forward(inputs)
+
+    def select(self, raw):
+        self.threshold = max(self.threshold, self.least)
+        return super().select(raw)
+
+
+def test_an_attribute_that_hides_a_default_is_followed(tiny, posterior, image) -> None:
+    own = DefaultCenter(threshold=tiny.threshold, most=tiny.most)
+    own.load_state_dict(tiny.state_dict())
+    model = ExactGLM(own, posterior)
+    before, router = model(image), model.router
+    own.detect(image)
+    model(image)
+    assert model.router is router
+    own.least = float(before.scores.median())
+    found = model(image)
+    assert 0 < len(found) < len(before)
+    assert torch.equal(found.boxes, own.detect(image).boxes)
+
+
 @dataclass(eq=False)
 class Unfinished:
     """Is never equal to a copy."""

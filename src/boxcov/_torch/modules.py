@@ -94,9 +94,8 @@ def _rebind(value: Any, replace: Mapping[int, nn.Parameter], memo: dict[int, Any
     if type(value) in (dict, OrderedDict):
         return type(value)((key, _rebind(item, replace, memo)) for key, item in value.items())
     if is_dataclass(value) and not isinstance(value, type) and is_setting(value):
-        is_frozen = cast(Any, value).__dataclass_params__.frozen
         # several modules may hold it
-        return value if is_frozen else memo.setdefault(id(value), deepcopy(value))
+        return memo.setdefault(id(value), copy_setting(value))
     return value
 
 
@@ -111,6 +110,12 @@ def is_setting(value: Any) -> bool:
         # a field may not be set yet
         return has_equality and all(is_setting(getattr(value, f.name, ...)) for f in fields(value))
     return value is None or isinstance(value, (bool, int, float, str))
+
+
+def copy_setting(value: Any) -> Any:
+    """Return a copy that stays as it is if ``value`` changes; a frozen dataclass does not."""
+    is_frozen = is_dataclass(value) and cast(Any, value).__dataclass_params__.frozen
+    return value if is_frozen else deepcopy(value)
 
 
 class LayerCallMode(TorchFunctionMode):
