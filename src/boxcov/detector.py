@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from boxcov._torch.modules import shadow
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError, join_names
 from boxcov.head_stages import HeadStages, stage_instances
@@ -223,7 +224,7 @@ class Detector(nn.Module, ABC):
     def detect(self, inputs: Any) -> Detections:
         """Return boxes, scores and labels of the plain detector, without covariances.
 
-        The detector runs in eval mode, and its mode is as before afterwards.
+        The detector runs in eval mode; its own mode stays as it is.
 
         >>> from boxcov.data import shapes
         >>> from boxcov.detectors.tiny import TinyCenter
@@ -231,17 +232,12 @@ class Detector(nn.Module, ABC):
         >>> TinyCenter().detect(inputs).boxes.shape[1]
         5
         """
-        training = [each for each in self.modules() if each.training]
-        try:
-            for each in training:
-                each.training = False
-            with torch.no_grad():
-                raw = self(inputs)
-                selection = self.select(raw)
-                return self.detections(selection, self.decode(raw, selection))
-        finally:
-            for each in training:
-                each.training = True
+        # the mode belongs to all threads: a shadow has its own
+        detector = shadow(self) if any(each.training for each in self.modules()) else self
+        with torch.no_grad():
+            raw = detector(inputs)
+            selection = detector.select(raw)
+            return detector.detections(selection, detector.decode(raw, selection))
 
     def detections(self, selection: Selection, boxes: Tensor) -> Detections:
         """Return a selection and its boxes (m, D) as ``Detections``."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import threading
 
 import pytest
 import torch
@@ -22,6 +23,46 @@ def test_it_learned_to_detect(tiny: TinyCenter) -> None:
         extra += int((distance.amin(0) > 2).sum())
     assert hits / truth > 0.85
     assert extra / truth < 0.15
+
+
+class WaitingCenter(TinyCenter):
+    """Stays in its pass until another thread is done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = threading.local()
+
+    def forward(self, inputs):
+        if wait := getattr(self.waits, "wait", None):
+            wait()
+        return super().forward(inputs)
+
+
+def test_detect_in_train_mode_is_safe_in_threads(image: torch.Tensor) -> None:
+    detector = WaitingCenter()
+    before = {name: buffer.clone() for name, buffer in detector.named_buffers()}
+    in_pass, other_done = threading.Event(), threading.Event()
+
+    def second() -> None:
+        in_pass.wait(60)
+        detector.waits.wait = lambda: (other_done.set(), first.join())
+        detector.detect(image)
+
+    def wait_for_second() -> None:
+        in_pass.set()
+        other_done.wait(60)
+
+    def run_first() -> None:
+        detector.waits.wait = wait_for_second
+        detector.detect(image)
+
+    first = threading.Thread(target=run_first)
+    later = threading.Thread(target=second)
+    later.start()
+    first.start()
+    later.join()
+    assert all(torch.equal(before[name], buffer) for name, buffer in detector.named_buffers())
+    assert detector.training
 
 
 def test_detect_in_train_mode_is_that_of_eval_mode(tiny: TinyCenter, image: torch.Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 import boxcov
 from boxcov import GLM, MCGLM, MCI, BoxcovError, ExactGLM
-from boxcov._torch.snapshot import WeightChecksum
+from boxcov._torch.snapshot import ModuleSnapshot, WeightChecksum
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.predict.engine_options import EngineOptions
@@ -136,6 +137,86 @@ def test_what_a_pass_writes_is_not_a_setting(tiny, posterior, image) -> None:
         assert model.router is router
     own.threshold = 1.0
     assert not len(model(image))
+
+
+@dataclass
+class Settings:
+    threshold: float
+    calls: int = 0
+
+
+class ConfiguredCenter(TinyCenter):
+    """Has its threshold in a dataclass, to which each pass writes."""
+
+    @property
+    def threshold(self) -> float:
+        return self.settings[0].threshold
+
+    @threshold.setter
+    def threshold(self, value: float) -> None:
+        self.settings = (Settings(value),)
+
+    def forward(self, inputs):
+        self.settings[0].calls += 1
+        return super().forward(inputs)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_dataclass_of_settings_is_followed(compiled, tiny, posterior, image) -> None:
+    own = ConfiguredCenter(threshold=tiny.threshold, most=tiny.most)
+    own.load_state_dict(tiny.state_dict())
+    model = ExactGLM(own, boxcov.fit(own, shapes.frames(count=4)))
+    run = boxcov.compile(model, image) if compiled else model
+    before, router = run(image), model.router
+    assert len(run(image)) == len(before)
+    assert model.router is router
+    assert own.settings[0].calls == 0
+    own.settings[0].threshold = float(before.scores.median())
+    found = run(image)
+    assert 0 < len(found) < len(before)
+    assert found.meta["configuration"] == own.configuration()
+
+
+class DefaultCenter(TinyCenter):
+    """Has a default of its class, and creates an attribute in each pass."""
+
+    least = 0.0
+
+    def forward(self, inputs):
+        self.last_shape = tuple(inputs.shape)
+        return super().forward(inputs)
+
+    def select(self, raw):
+        self.threshold = max(self.threshold, self.least)
+        return super().select(raw)
+
+
+def test_an_attribute_that_hides_a_default_is_followed(tiny, posterior, image) -> None:
+    own = DefaultCenter(threshold=tiny.threshold, most=tiny.most)
+    own.load_state_dict(tiny.state_dict())
+    model = ExactGLM(own, posterior)
+    before, router = model(image), model.router
+    own.detect(image)
+    model(image)
+    assert model.router is router
+    own.least = float(before.scores.median())
+    found = model(image)
+    assert 0 < len(found) < len(before)
+    assert torch.equal(found.boxes, own.detect(image).boxes)
+
+
+@dataclass(eq=False)
+class Unfinished:
+    """Is never equal to a copy."""
+
+    threshold: float
+    later: float = field(init=False)
+
+
+def test_what_cannot_be_compared_is_no_setting() -> None:
+    own = TinyCenter()
+    own.one = Unfinished(0.5)
+    assert ModuleSnapshot(own).is_unchanged()
 
 
 @pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])

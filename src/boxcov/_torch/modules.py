@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import fields, is_dataclass
 from functools import partial
 from hashlib import sha256
 from types import MethodType
@@ -45,7 +47,7 @@ def differentiable_shadow(module: M) -> M:
 
 
 def _copy(
-    module: nn.Module, replace: Mapping[int, nn.Parameter], memo: dict[int, nn.Module]
+    module: nn.Module, replace: Mapping[int, nn.Parameter], memo: dict[int, Any]
 ) -> nn.Module:
     if id(module) in memo:
         return memo[id(module)]
@@ -73,8 +75,11 @@ def _copy(
     return copy
 
 
-def _rebind(value: Any, replace: Mapping[int, nn.Parameter], memo: dict[int, nn.Module]) -> Any:
-    """Copy containers, and point the modules and bound methods inside to those of the shadow."""
+def _rebind(value: Any, replace: Mapping[int, nn.Parameter], memo: dict[int, Any]) -> Any:
+    """Copy containers, and point the modules and bound methods inside to those of the shadow.
+
+    A dataclass of settings is copied too: a pass may write to it.
+    """
     if isinstance(value, nn.Module):
         return _copy(value, replace, memo)
     if isinstance(value, MethodType) and isinstance(value.__self__, nn.Module):
@@ -88,7 +93,29 @@ def _rebind(value: Any, replace: Mapping[int, nn.Parameter], memo: dict[int, nn.
         return type(value)(_rebind(item, replace, memo) for item in value)
     if type(value) in (dict, OrderedDict):
         return type(value)((key, _rebind(item, replace, memo)) for key, item in value.items())
+    if is_dataclass(value) and not isinstance(value, type) and is_setting(value):
+        # several modules may hold it
+        return memo.setdefault(id(value), copy_setting(value))
     return value
+
+
+def is_setting(value: Any) -> bool:
+    """Return whether a value consists of numbers, texts and None alone, and can be compared."""
+    if isinstance(value, (list, tuple)):
+        return all(map(is_setting, value))
+    if isinstance(value, dict):
+        return all(map(is_setting, value.values()))
+    if is_dataclass(value) and not isinstance(value, type):
+        has_equality = type(value).__eq__ is not object.__eq__  # without it a copy is never equal
+        # a field may not be set yet
+        return has_equality and all(is_setting(getattr(value, f.name, ...)) for f in fields(value))
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def copy_setting(value: Any) -> Any:
+    """Return a copy that stays as it is if ``value`` changes; a frozen dataclass does not."""
+    is_frozen = is_dataclass(value) and cast(Any, value).__dataclass_params__.frozen
+    return value if is_frozen else deepcopy(value)
 
 
 class LayerCallMode(TorchFunctionMode):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from boxcov._torch.modules import float_tensors
+from boxcov._torch.modules import copy_setting, float_tensors, is_setting
 
 _MODULE_STATE = frozenset(vars(nn.Module()))  # the mode, hooks and what else every module has
 
@@ -29,6 +28,7 @@ class ModuleSnapshot:
         self._tensors: list[tuple[Any, str, Tensor, int, int]] = []
         self._members: list[tuple[Any, list[Any]]] = []  # submodules and hooks
         self._settings: list[_Setting] = []
+        self._attributes: list[_Attributes] = []
         for each, copy in _pairs(module, twin):
             scripted = isinstance(each, torch.jit.ScriptModule)  # its dicts are new on each access
             for tensors in (each._parameters, each._buffers):
@@ -41,7 +41,11 @@ class ModuleSnapshot:
             if not scripted:
                 members = (each._modules, each._forward_hooks, each._forward_pre_hooks)
                 self._members += [(owner, list(owner.values())) for owner in members]
-                self._settings += _settings(each, copy)
+                # what torch's own modules are set to belongs to the weights
+                if not type(each).__module__.startswith("torch.nn."):
+                    attributes = _Attributes.of(each, copy)
+                    self._attributes.append(attributes)
+                    self._settings += attributes.settings()
 
     def is_unchanged(self) -> bool:
         return not self.has_moved() and all(
@@ -63,8 +67,37 @@ class ModuleSnapshot:
         )
 
     def has_new_settings(self) -> bool:
-        """Return whether a setting was replaced."""
-        return any(setting.has_changed() for setting in self._settings)
+        """Return whether a setting was replaced or added."""
+        return any(setting.has_changed() for setting in self._settings) or any(
+            attributes.has_new() for attributes in self._attributes
+        )
+
+
+class _Attributes(NamedTuple):
+    """The names of a module's attributes when the snapshot was taken."""
+
+    owner: dict[str, Any]
+    twin: dict[str, Any] | None  # of its shadow
+    names: frozenset[str]
+
+    @staticmethod
+    def of(module: nn.Module, twin: nn.Module | None) -> _Attributes:
+        own = vars(module)
+        return _Attributes(own, None if twin is None else vars(twin), frozenset(own))
+
+    def settings(self) -> list[_Setting]:
+        return [
+            _Setting(self.owner, self.twin, name, copy_setting(value))
+            for name, value in self.owner.items()
+            if name not in _MODULE_STATE and is_setting(value)
+        ]
+
+    def has_new(self) -> bool:
+        """Return whether there are more settings, which may hide those of the class."""
+        return len(self.owner) != len(self.names) and any(
+            name not in self.names and name not in (self.twin or ()) and is_setting(value)
+            for name, value in self.owner.items()
+        )
 
 
 class _Setting(NamedTuple):
@@ -76,10 +109,19 @@ class _Setting(NamedTuple):
     before: Any
 
     def has_changed(self) -> bool:
-        if _equals(self.owner.get(self.name), self.before):
+        now = self.owner.get(self.name)
+        if _equals(now, self.before):
             return False
-        # a pass of the shadow writes what is no setting
-        return self.twin is None or _equals(self.twin.get(self.name), self.before)
+        if self.twin is None:
+            return True
+        # what a pass of the shadow writes is no setting
+        values = (now, self.before, self.twin.get(self.name))
+        own, before, other = (_leaves(value) for value in values)
+        return any(
+            not _equals(own.get(path, ...), before.get(path, ...))
+            and _equals(other.get(path, ...), before.get(path, ...))
+            for path in own.keys() | before.keys()
+        )
 
 
 def _pairs(module: nn.Module, twin: nn.Module | None) -> list[tuple[nn.Module, nn.Module | None]]:
@@ -90,30 +132,21 @@ def _pairs(module: nn.Module, twin: nn.Module | None) -> list[tuple[nn.Module, n
     return list(zip(own, copies))
 
 
-def _settings(module: nn.Module, twin: nn.Module | None) -> list[_Setting]:
-    if type(module).__module__.startswith("torch.nn."):
-        return []  # most modules are; their settings belong to the weights
-    own, other = vars(module), None if twin is None else vars(twin)
-    return [
-        _Setting(own, other, name, deepcopy(value) if isinstance(value, (list, dict)) else value)
-        for name, value in own.items()
-        if name not in _MODULE_STATE and _is_setting(value)
-    ]
-
-
 def _equals(now: Any, before: Any) -> bool:
-    return now is before or (_is_setting(now) and bool(now == before))
+    return now is before or (is_setting(now) and bool(now == before))
 
 
-def _is_setting(value: Any) -> bool:
-    """Return whether a value consists of numbers, texts and None alone."""
-    if isinstance(value, (list, tuple)):
-        return all(map(_is_setting, value))
+def _leaves(value: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], Any]:
+    """The numbers and texts in containers and dataclasses, by their place."""
     if isinstance(value, dict):
-        return all(map(_is_setting, value.values()))
-    if is_dataclass(value) and not isinstance(value, type):
-        return all(_is_setting(getattr(value, each.name)) for each in fields(value))
-    return value is None or isinstance(value, (bool, int, float, str))
+        items = list(value.items())
+    elif isinstance(value, (list, tuple)):
+        items = list(enumerate(value))
+    elif is_dataclass(value) and not isinstance(value, type):
+        items = [(each.name, getattr(value, each.name, ...)) for each in fields(value)]
+    else:
+        return {path: value}
+    return {p: leaf for name, v in items for p, leaf in _leaves(v, (*path, name)).items()}
 
 
 class WeightChecksum:
