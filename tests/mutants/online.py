@@ -152,8 +152,8 @@ ONLINE = [
     Mutant(
         "a graph gives the same",
         "predict/static_frame.py",
-        "else found",
-        "else 1.01 * found",
+        "return sample_covariance(found) if head.has_directions",
+        "return 1.01 * sample_covariance(found) if head.has_directions",
         "export/test_onnx.py::test_centerpoint_agrees_with_torch[4]",
     ),
 ]

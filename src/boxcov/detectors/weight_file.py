@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from boxcov.detectors.torch_file import ForeignCodeError, read_torch_file
 from boxcov.errors import BoxcovError, join_names
-from boxcov.input_file import open_safetensors, shorten
+from boxcov.input_file import open_bytes, open_safetensors, shorten
 
 State = Mapping[str, Tensor]
 M = TypeVar("M", bound=nn.Module)
@@ -57,10 +57,8 @@ def _is_safetensors(path: Path) -> bool:
     """Return whether a file is one of safetensors, by its name or by its first bytes."""
     if path.suffix == ".safetensors":
         return True
-    if not path.is_file():  # a pipe would wait for a writer
-        return False
     try:
-        with path.open("rb") as file:
+        with open_bytes(path) as file:
             start = file.read(9)  # the length of the header, and the header
     except OSError:
         return False  # the reader of torch's files names the reason

@@ -15,7 +15,7 @@ from boxcov.detectors.training import Recipe, train
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.average_precision import average_precision, mean_precision
 from boxcov.evaluate.ground_truth import GroundTruth
-from boxcov.files import write_json
+from boxcov.files import remove_leftovers, write_json
 from boxcov.pipeline.detectors import move_to_device
 from boxcov.pipeline.frames import (
     Progress,
@@ -48,6 +48,8 @@ def run(
             "of the training: give another name"
         )
     check_output(report_path, options.force or options.resume)
+    for path in (report_path, checkpoint):
+        remove_leftovers(path)
     detector = move_to_device(_initial_detector(options), options.device)
     source = DataOptions(options.data, options.split, options.count, options.seed, options.sweeps)
     began = perf_counter()
