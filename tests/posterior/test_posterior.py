@@ -211,8 +211,8 @@ def test_a_posterior_of_other_weights_is_refused(
         Posterior.load(tmp_path / "p", other)
     from boxcov._torch.modules import fingerprint
 
-    assert fingerprint(tiny) in str(error.value)
-    assert fingerprint(other) in str(error.value)
+    assert fingerprint(tiny)[:12] in str(error.value)
+    assert fingerprint(other)[:12] in str(error.value)
     assert str(tmp_path / "p") in str(error.value)
 
 
