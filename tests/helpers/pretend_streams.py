@@ -28,13 +28,16 @@ class Stream:
 
     def next(self) -> int:
         """Number of the next piece of work."""
-        learn(self.seen, HOST)
-        for other, number, name in self.freed:  # the next memory may be that of a freed tensor
-            if number > self.seen.get(other, 0):
-                raise AssertionError(f"memory is used again while another stream may run {name}")
-        self.freed.clear()
-        self.seen[self] += 1
-        return self.seen[self]
+        with _counting:
+            learn(self.seen, HOST)
+            for other, number, name in self.freed:  # the next memory may be that of a freed tensor
+                if number > self.seen.get(other, 0):
+                    raise AssertionError(
+                        f"memory is used again while another stream may run {name}"
+                    )
+            self.freed.clear()
+            self.seen[self] += 1
+            return self.seen[self]
 
     def wait_stream(self, other: Stream) -> None:
         if self.tape is not None and other.tape is not self.tape:
@@ -59,11 +62,13 @@ _defaults: dict[int, Stream] = {}
 _streams: weakref.WeakSet[Stream] = weakref.WeakSet()
 captures: set[Tape] = set()  # of all threads
 _thread = threading.local()
+_counting = threading.RLock()  # threads share streams, and a lost count looks like a race
 
 
 def learn(seen: dict[Stream, int], other: dict[Stream, int]) -> None:
-    for stream, number in list(other.items()):
-        seen[stream] = max(seen.get(stream, 0), number)
+    with _counting:
+        for stream, number in list(other.items()):
+            seen[stream] = max(seen.get(stream, 0), number)
 
 
 def current_device() -> int:

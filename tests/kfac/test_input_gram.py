@@ -130,7 +130,7 @@ def test_a_large_map_as_on_a_gpu(pieces: int) -> None:
     with as_on_a_gpu(pieces):
         (Q,) = grams.input_grams([x], geometry, True)
     expected, _ = unfolded(x.double(), geometry, True)
-    assert float((Q - expected).norm() / expected.norm()) < 1e-6
+    assert float((Q - expected).norm() / expected.norm()) < 5e-6  # by the processor's order of sums
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
