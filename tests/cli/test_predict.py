@@ -155,6 +155,7 @@ def test_interrupted_run_resumes_to_the_same_bytes(tmp_path, made, monkeypatch, 
 
 def test_resume_without_blocks_starts_a_run(tmp_path, made) -> None:
     succeed(f"predict --detector {made[0]} --method nms --out {tmp_path / 'd'}", *TINY, "--resume")
+    assert len(Detections.load(tmp_path / "d"))
 
 
 # formats

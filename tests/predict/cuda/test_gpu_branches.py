@@ -166,10 +166,10 @@ def test_a_second_gpu(pillars: Any, posterior: Any) -> None:
     """A graph is captured on the GPU that holds the model, which need not be the current one."""
     model = check(METHODS["exact"], pillars, posterior, clouds(pillars), "cuda:1")
     assert model.router.graph.graphs.replayed
-    compiled(pillars, posterior, clouds(pillars), device="cuda:1")
+    assert_compiled_agrees(pillars, posterior, clouds(pillars), device="cuda:1")
 
 
-def compiled(
+def assert_compiled_agrees(
     detector: Any,
     posterior: Any,
     frames: list[Any],
@@ -201,17 +201,17 @@ def test_compiled_with_its_error_model(pillars: Any, posterior: Any, fused: bool
     own = with_error_model(
         boxcov.ExactGLM(pillars, posterior), posterior, clouds(pillars)[0], "exact"
     )
-    compiled(pillars, own, clouds(pillars), fused)
+    assert_compiled_agrees(pillars, own, clouds(pillars), fused)
 
 
 def test_compiled_batches(pillars: Any, posterior: Any) -> None:
     frames = [[cloud(pillars.config, i + j) for j in range(3)] for i in range(2)]
-    compiled(pillars, posterior, frames, fused=True, make=METHODS["mcglm"])
+    assert_compiled_agrees(pillars, posterior, frames, fused=True, make=METHODS["mcglm"])
 
 
 def test_compiled_voxels() -> None:
     detector = detector_with(voxel_config())
-    compiled(detector, fitted(detector), clouds(detector), fused=True)
+    assert_compiled_agrees(detector, fitted(detector), clouds(detector), fused=True)
 
 
 def test_threads_with_streams_of_their_own(pillars: Any, posterior: Any) -> None:
