@@ -21,8 +21,7 @@ from boxcov import Selection
 from boxcov.data import batched, shapes
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.kfac.accumulate import Accumulator
-from boxcov.kfac.losses import FrameLosses
-from boxcov.kfac.subset import select_parameters
+from boxcov.kfac.losses import FrameLosses, select_parameters
 
 
 class Boxes(TinyCenter):

@@ -20,8 +20,7 @@ from deep import detector_named, timed
 from boxcov._torch.modules import move, ready
 from boxcov.data import batched, simulated
 from boxcov.kfac.accumulate import Accumulator
-from boxcov.kfac.losses import FrameLosses
-from boxcov.kfac.subset import select_parameters
+from boxcov.kfac.losses import FrameLosses, select_parameters
 
 WARM_UP = 3
 

@@ -16,8 +16,7 @@ from boxcov.kfac import factors
 from boxcov.kfac import input_gram as grams
 from boxcov.kfac.accumulate import Accumulator
 from boxcov.kfac.factors import FactorSums
-from boxcov.kfac.losses import FrameLosses
-from boxcov.kfac.subset import select_parameters
+from boxcov.kfac.losses import FrameLosses, select_parameters
 from helpers.centerpoint_cases import detector_of, frames, pillar_config
 from helpers.nets import CASES, Case, NetDetector
 

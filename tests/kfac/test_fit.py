@@ -174,8 +174,7 @@ def test_sums_of_half_precision_detectors_are_not_in_half(dtype) -> None:
 
 def test_memory_does_not_grow_with_the_number_of_frames(detector: NetDetector) -> None:
     from boxcov.kfac.accumulate import Accumulator
-    from boxcov.kfac.losses import FrameLosses
-    from boxcov.kfac.subset import select_parameters
+    from boxcov.kfac.losses import FrameLosses, select_parameters
 
     class Tap(nn.Module):
         """Records the tensors without keeping them alive."""

@@ -19,8 +19,7 @@ from boxcov.checks.subject import NotChecked, Subject, bad, good, named_floats
 from boxcov.detector import Detector, part_modules
 from boxcov.errors import join_names
 from boxcov.kfac.accumulate import Accumulator
-from boxcov.kfac.losses import FrameLosses
-from boxcov.kfac.subset import select_parameters
+from boxcov.kfac.losses import FrameLosses, select_parameters
 from boxcov.posterior.kronecker_block import Layer
 
 _MIB = 2**20

@@ -19,9 +19,8 @@ from boxcov.kfac.accumulate import Accumulator
 from boxcov.kfac.checkpoint import Checkpoint
 from boxcov.kfac.ekfac import GradientMoments
 from boxcov.kfac.factors import kronecker_blocks
-from boxcov.kfac.losses import FrameLosses
+from boxcov.kfac.losses import FrameLosses, select_parameters
 from boxcov.kfac.passes import Items, NonFinite, Pass, Progress, load_item
-from boxcov.kfac.subset import select_parameters
 from boxcov.posterior.kronecker_block import check_precisions
 from boxcov.posterior.posterior import FisherKind, Form, Posterior
 from boxcov.posterior.prior import auto_prior_precision

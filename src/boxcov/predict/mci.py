@@ -19,7 +19,7 @@ from boxcov._torch.modules import LayerCallMode
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, check_seed, check_whole
-from boxcov.kfac.subset import select_parameters
+from boxcov.kfac.losses import select_parameters
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.forward_mode.derivatives import sample_covariance
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector, OnCall
