@@ -10,14 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from boxcov import BoxcovWarning
 from boxcov._torch import triton_kernels
 from boxcov.detectors.centerpoint.sparse_kernel import can_gather, gather_linear
 from boxcov.predict.cuda.head_kernels import has_kernels
-from boxcov.predict.forward_mode import sum_kernel
-from boxcov.predict.forward_mode.storage import empty_tangents
 
 MODERN, OLD = (8, 6), (7, 5)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -91,27 +88,6 @@ def test_tensors_on_a_cpu_try_nothing(tried: list[torch.device]) -> None:
 @runs
 def test_the_trial_is_a_product() -> None:
     assert bool((triton_kernels._try_launch(torch.device(DEVICE)) == 16).all())
-
-
-@runs
-@pytest.mark.parametrize("has_other", [False, True])
-@pytest.mark.parametrize("factor", [None, (8, 1, 1), (2, 8, 3, 5), "positive"])
-def test_sums_by_the_kernel(monkeypatch: pytest.MonkeyPatch, factor: Any, has_other: bool) -> None:
-    def maps(*shape: int) -> Tensor:
-        return torch.randn(shape, device=DEVICE).contiguous(memory_format=torch.channels_last)
-
-    t = maps(4 * 2, 8, 3, 5).half().unflatten(0, (4, 2))
-    other = maps(2, 4 * 8, 3, 5).half().unflatten(1, (4, 8)).movedim(1, 0) if has_other else None
-    by = None if factor is None else maps(2, 8, 3, 5) > 0 if factor == "positive" else None
-    by = torch.randn(factor, device=DEVICE) if isinstance(factor, tuple) else by
-    if by is not None and by.dim() == 4:
-        by = by.contiguous(memory_format=torch.channels_last)
-    given = (t,) if other is None else (t, other)
-    outs = [empty_tangents(t.shape, t, torch.float32) for _ in range(2)]
-    assert sum_kernel._run_kernel(given, by, 0.25, outs[0])
-    monkeypatch.setattr(sum_kernel, "has_triton", lambda x: False)
-    sum_kernel.scaled_sum(t, other, by, 0.25, outs[1])
-    assert torch.allclose(*outs)
 
 
 @runs
