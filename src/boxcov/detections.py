@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from boxcov.box_layout import clipped_sides
-from boxcov.detection_meta import check_meta, check_names, check_summary
+from boxcov.detection_meta import check_meta, check_names, check_summary, meta_to_write
 from boxcov.errors import BoxcovError, join_names
 from boxcov.files import to_json, write_safetensors
 from boxcov.input_file import MAX_FRAMES, open_tensors
@@ -260,7 +260,7 @@ class Detections:
         """Write one safetensors file, which replaces ``path`` as a whole; numbers are checked."""
         check_result(self, str(path))
         names = {"fields": self.fields, "classes": self.classes}
-        about = {"version": __version__, **names, "meta": dict(self.meta)}
+        about = {"version": __version__, **names, "meta": meta_to_write(self.meta)}
         write_safetensors(path, dict(self._tensors()), {"boxcov.detections": to_json(about)})
 
     @staticmethod
