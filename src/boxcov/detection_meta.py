@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
-from boxcov.errors import BoxcovError, join_names
+from boxcov.errors import BoxcovError, counted, join_names
 from boxcov.files import to_json
 from boxcov.input_file import MAX_CLASSES, MAX_FIELDS, MAX_FRAMES, conform
 
@@ -67,7 +67,7 @@ def check_meta(meta: Any, boxes_until: int = 0) -> Mapping[str, Any]:
             f"meta.frames is {frames}, but there are boxes in frame {boxes_until - 1}"
         )
     if len(meta.get("milliseconds", ())) > frames:
-        raise BoxcovError(f"meta.milliseconds has more numbers than the {frames} frames")
+        raise BoxcovError(f"meta.milliseconds has more numbers than the {counted(frames, 'frame')}")
     return dict(meta)
 
 

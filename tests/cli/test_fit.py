@@ -72,7 +72,7 @@ def test_compressed_posterior(tmp_path) -> None:
     done = succeed(f"fit --detector {word} --out {out}", *words)
     found = package.Posterior.load(out, load_detector(word))
     assert 0 < found.error <= 0.01
-    assert f"no variance more than {found.error:.2%} off" in done.out
+    assert f"no variance more than {100 * found.error:.2f} % off" in done.out
     assert out.stat().st_size < 0.5 * found.storage().factors
     refused = boxcov(f"fit --detector {word} --out {out}", *words, "--ekfac")
     assert refused.code != 0
@@ -84,9 +84,7 @@ def test_printed_summary(tmp_path) -> None:
     words = ["--count 4 --sweeps 1 --fraction 0.5 --depth head.shared --batch 2 --fisher mc"]
     done = succeed("fit --detector", small_network(tmp_path), f"--out {out}", *words)
     first, prior, *words, second, third = done.out.splitlines()
-    assert first.startswith(
-        "posterior of 1 layers (head.shared) from 2 frames, standing for 4, in "
-    )
+    assert first.startswith("posterior of 1 layer (head.shared) from 2 frames, standing for 4, in ")
     assert prior.startswith("prior precision: auto, ")
     assert prior.endswith("(0 layers set by the frames, 1 by the size of the weights)")
     assert "the frames set it where they determine at least half of a layer's" in words[0]

@@ -22,7 +22,7 @@ from boxcov.error_model.labelled_frames import (
 )
 from boxcov.error_model.model import ErrorModel
 from boxcov.error_model.network import FOLDS, Progress, TrainingOptions
-from boxcov.errors import BoxcovError, BoxcovWarning
+from boxcov.errors import BoxcovError, BoxcovWarning, counted
 from boxcov.evaluate.covariance_metrics import LEVELS, probability_metrics, region_coverage
 from boxcov.evaluate.ground_truth import match_detections
 from boxcov.evaluate.label_convention import warn_of_convention
@@ -157,7 +157,8 @@ def _fit_frames(frames: int, options: CalibrateCommand) -> int:
     count = round(share * frames)
     if not FOLDS <= count < frames:
         raise BoxcovError(
-            f"{frames} frames cannot be split with --fit-share {share}: the fit needs at least "
+            f"{counted(frames, 'frame')} cannot be split with --fit-share {share}: "
+            "the fit needs at least "
             f"{FOLDS} frames and the report at least one; give {options.source.more_frames}"
         )
     return count
