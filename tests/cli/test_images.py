@@ -29,7 +29,7 @@ from boxcov.pipeline.options import (
     PredictCommand,
 )
 from helpers.coco_cases import SIZES, coco_root, edited
-from helpers.command_line import succeed
+from helpers.command_line import refuse, succeed
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not name its 80 classes")
 
@@ -121,6 +121,29 @@ def test_fit_predict_and_evaluate_on_images(root: Path, weights: Path, tmp_path:
         )
     )
     assert [row["method"] for row in found.rows if row["kind"] == "method"] == ["found"]
+
+
+@pytest.mark.filterwarnings("ignore::boxcov.errors.BoxcovWarning")
+def test_a_posterior_names_the_detector_that_is_missing(
+    root: Path, weights: Path, tmp_path: Path
+) -> None:
+    posterior, detector = tmp_path / "p.safetensors", f"yolox:{weights}"
+    source = DataOptions(f"coco:{root}@64", "val2017")
+    fitting.run(FitCommand(out=posterior, detector=detector, source=source, n_data=100))
+    data = f"--data {source.data} --split val2017"
+    for command in (
+        f"predict {data} --out {tmp_path / 'd.safetensors'}",
+        f"rank {data} --out {tmp_path / 'd.csv'}",
+        f"calibrate {data} --out {tmp_path / 'c.safetensors'}",
+        f"stream --source {root / 'val2017'}",
+        f"bench {data.split(' --split')[0]}",
+        f"export --out {tmp_path / 'n.onnx'}",
+    ):
+        error = refuse(f"{command} --posterior {posterior}")
+        assert error.splitlines()[-1] == (
+            f"boxcov: {posterior}: a posterior of {detector}, and without --detector the detector "
+            f"is centerpoint:small: give --detector {detector}"
+        )
 
 
 def test_data_and_detector_names_for_images(root: Path, weights: Path) -> None:
