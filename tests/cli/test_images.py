@@ -29,7 +29,7 @@ from boxcov.pipeline.options import (
     PredictCommand,
 )
 from helpers.coco_cases import SIZES, coco_root, edited
-from helpers.command_line import refuse, succeed
+from helpers.command_line import boxcov, refuse, succeed
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not name its 80 classes")
 
@@ -144,6 +144,23 @@ def test_a_posterior_names_the_detector_that_is_missing(
             f"boxcov: {posterior}: a posterior of {detector}, and without --detector the detector "
             f"is centerpoint:small: give --detector {detector}"
         )
+
+
+@pytest.mark.filterwarnings("always::boxcov.errors.BoxcovWarning")
+def test_a_count_above_the_frames_is_warned_of(root: Path, weights: Path, tmp_path: Path) -> None:
+    posterior, boxes = tmp_path / "p.safetensors", tmp_path / "d.safetensors"
+    data, detector = f"--data coco:{root}@64 --split val2017", f"--detector yolox:{weights}"
+    few = f"boxcov: coco:{root}@64 val2017: there are 3 frames, fewer than --count 9\n"
+    nms = f"predict {detector} --method nms --out {boxes} --force"
+    fit = f"fit {detector} --out {posterior} --force"
+    for count in (3, 9):
+        for command in (fit, nms, f"evaluate {boxes}"):
+            error = succeed(f"{command} {data} --count {count}").err
+            assert (few in error) == (count == 9)
+    calibrate = f"calibrate {detector} --posterior {posterior} --out {posterior} --force {data}"
+    assert few in boxcov(f"{calibrate} --count 9").err  # too few for its report
+    done = succeed(f"{nms} --source {root / 'val2017'} --size 64 --count 9")
+    assert f"boxcov: {root / 'val2017'}: there are 3 frames, fewer than --count 9\n" in done.err
 
 
 def test_data_and_detector_names_for_images(root: Path, weights: Path) -> None:

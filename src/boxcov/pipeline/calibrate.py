@@ -35,6 +35,7 @@ from boxcov.pipeline.frames import (
     load_labelled_frames,
     other_split,
     shares_frames,
+    warn_of_fewer_frames,
 )
 from boxcov.pipeline.options import CalibrateCommand, DataOptions
 from boxcov.pipeline.paths import holds_output
@@ -57,6 +58,7 @@ def run(options: CalibrateCommand, steps: Steps | None = None) -> dict[str, Any]
     threshold = iou_thresholds(detector.box_fields, options.threshold)[1]
     source = match_source(source, detector)
     frames = load_labelled_frames(source, options.device, detector.classes)
+    warn_of_fewer_frames(frames, source.count, source.data, source.split)
     warn_if_implausible(detector, frames)
     fit_frames = _fit_frames(len(frames), options)
     stress = _stress_frames(options, source, frames, detector)

@@ -13,7 +13,7 @@ from boxcov.kfac.fit import FitOptions
 from boxcov.kfac.fit import fit as fit_posterior
 from boxcov.kfac.passes import Progress
 from boxcov.pipeline.detectors import load_detector, match_source, warn_if_implausible
-from boxcov.pipeline.frames import load_in_background, load_labelled_frames
+from boxcov.pipeline.frames import load_in_background, load_labelled_frames, warn_of_fewer_frames
 from boxcov.pipeline.options import FitCommand
 from boxcov.pipeline.paths import checkpoint_path, holds_output
 from boxcov.posterior.kronecker_block import determined_weights
@@ -33,6 +33,7 @@ def run(options: FitCommand, progress: Progress | None = None) -> Posterior:
         detector = load_detector(options, device)
         source = match_source(source, detector)
         frames = load_labelled_frames(source, device, detector.classes)
+        warn_of_fewer_frames(frames, source.count, source.data, source.split)
         warn_if_implausible(detector, frames)
         posterior = fit_posterior(
             detector,

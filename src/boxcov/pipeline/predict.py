@@ -34,6 +34,7 @@ from boxcov.pipeline.frames import (
     other_split,
     shares_frames,
     silent,
+    warn_of_fewer_frames,
 )
 from boxcov.pipeline.options import DataOptions, EstimatorOptions, PredictCommand, RankCommand
 from boxcov.pipeline.options.option import SHIPPED_POSTERIOR
@@ -127,11 +128,13 @@ def open_frames(
         frames: Any = FileFrames(list(look_at_first(detector, islice(entries, source.count))))
         if options.workers and is_video(where):
             raise BoxcovError(f"{where}: a video is read in order: remove --workers")
+        warn_of_fewer_frames(frames, source.count, str(where))
         names = [printable(name, one_line=True) for name in frames.names]
         return frames, {"files": printable(where, one_line=True), "names": names}
     source = replace(source, split=source.split or default_test_split(source.data))
     source = match_source(source, detector)
     frames = load_frames(source, device, detector.classes)
+    warn_of_fewer_frames(frames, source.count, source.data, source.split)
     warn_if_implausible(detector, frames)
     return frames, {"source": asdict(source)}
 
