@@ -7,12 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from boxcov import BoxcovError, Detections
 from boxcov.data import nuscenes
+from boxcov.data.covariance_json import covariance_meta
 from helpers.command_line import boxcov
 from helpers.data_roots import nuscenes_root
 from helpers.export_boxes import in_space, with_error_model
@@ -106,6 +108,18 @@ def test_summaries_of_no_error_model_are_refused(tmp_path, entries) -> None:
 def test_own_entries_of_the_metadata_stay(tmp_path) -> None:
     own = {"site": {"name": "track 3", "runs": [1, 2]}, "note": None}
     assert Detections.load(stored(tmp_path / "d.safetensors", own=own)).meta["own"] == own
+
+
+@pytest.mark.parametrize("entry", [np.eye(2), torch.eye(2), {"of": [{1, 2}]}, {(1, 2): 3}])
+def test_entries_that_no_file_can_hold_are_named(tmp_path, entry) -> None:
+    found = in_space(7, frames=3)
+    found = replace(found, meta={**found.meta, "pose": entry})
+    message = r"^meta\['pose'\] cannot be written \(.*\): meta may hold texts, numbers"
+    with pytest.raises(BoxcovError, match=message):
+        found.save(tmp_path / "d.safetensors")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(BoxcovError, match=message):
+        covariance_meta(found, found.fields, "lidar")
 
 
 def test_frame_numbers_have_a_limit(tmp_path) -> None:

@@ -221,5 +221,5 @@ def test_calibrated_boxes_as_numpy_and_text() -> None:
     lines = repr(found).splitlines()
     assert len(lines) <= 10
     assert ", calibrated" in lines[0]
-    assert lines[3].endswith(", risk 50%")
+    assert lines[3].endswith(", risk 50 %")
     assert len(repr(concatenate([found] * 250)).splitlines()) <= 10

@@ -62,6 +62,17 @@ def test_phrases_that_no_textbook_prints_are_gone(phrase: str) -> None:
     assert not found, "\n".join(found)
 
 
+def test_printed_percentages_have_a_space() -> None:
+    keys = ROOT / "src/boxcov/evaluate/summary.py"  # of JSON, which the commands print with a space
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in (*SOURCES, *sorted((ROOT / "docs/guide").glob("*.md")))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if path != keys and re.search(r"\d%(?![0-9A-F]{2})", line) and "`coverage 90%" not in line
+    ]
+    assert not found, "\n".join(found)
+
+
 def test_files_are_named_after_nouns() -> None:
     names = {path.stem for path in SOURCES} | {path.name for path in (ROOT / "src").rglob("*/")}
     assert not {name for name in names - NOUNS if PARTICIPLES.search(name)}

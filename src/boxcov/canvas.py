@@ -110,7 +110,7 @@ def _notes(found: Detections) -> list[str]:
     """Return the risk of each box, or its score if it is uncalibrated."""
     if found.no_object is None:
         return [f"{score:.2f}" for score in found.scores.tolist()]
-    return [f"{risk:.0%}" for risk in found.risk.tolist()]
+    return [f"{100 * risk:.0f} %" for risk in found.risk.tolist()]
 
 
 def _to_pixels(places: Array, reach: float) -> Array:

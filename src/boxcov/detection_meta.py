@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
-from boxcov.errors import BoxcovError, join_names
+from boxcov.errors import BoxcovError, counted, join_names
+from boxcov.files import to_json
 from boxcov.input_file import MAX_CLASSES, MAX_FIELDS, MAX_FRAMES, conform
 
 _SCHEMA: dict[str, Any] = {
@@ -66,7 +67,28 @@ def check_meta(meta: Any, boxes_until: int = 0) -> Mapping[str, Any]:
             f"meta.frames is {frames}, but there are boxes in frame {boxes_until - 1}"
         )
     if len(meta.get("milliseconds", ())) > frames:
-        raise BoxcovError(f"meta.milliseconds has more numbers than the {frames} frames")
+        raise BoxcovError(f"meta.milliseconds has more numbers than the {counted(frames, 'frame')}")
+    return dict(meta)
+
+
+def meta_to_write(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata for a file; raise if an entry cannot be written as JSON.
+
+    >>> import numpy as np
+    >>> meta_to_write({"town": "Ulm", "pose": np.eye(4)})
+    Traceback (most recent call last):
+    ...
+    boxcov.errors.BoxcovError: meta['pose'] cannot be written (Object of type ndarray is not JSON \
+serializable): meta may hold texts, numbers, booleans, None, and lists and dicts of these
+    """
+    for name, entry in meta.items():
+        try:
+            to_json({name: entry})
+        except TypeError as error:
+            raise BoxcovError(
+                f"meta[{name!r}] cannot be written ({error}): meta may hold texts, numbers, "
+                "booleans, None, and lists and dicts of these"
+            ) from None
     return dict(meta)
 
 

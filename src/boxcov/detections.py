@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from boxcov.box_layout import clipped_sides
-from boxcov.detection_meta import check_meta, check_names, check_summary
-from boxcov.errors import BoxcovError, join_names
+from boxcov.detection_meta import check_meta, check_names, check_summary, meta_to_write
+from boxcov.errors import BoxcovError, counted, join_names
 from boxcov.files import to_json, write_safetensors
 from boxcov.input_file import MAX_FRAMES, open_tensors
 from boxcov.result_check import check_result
@@ -57,7 +57,7 @@ class Detections:
     >>> len(sure), sure.field("y"), sure.uncertainty
     (1, tensor([2.]), tensor([2.]))
     >>> sure
-    Detections: 1 boxes in 1 frames, method unknown, with covariance, uncalibrated
+    Detections: 1 box in 1 frame, method unknown, with covariance, uncalibrated
       fields: x y
       classes: 1 car
       car 0.90: x=1 y=2, u=2
@@ -109,7 +109,7 @@ class Detections:
         counts = self.labels.bincount(minlength=len(self.classes)).tolist()
         classes = [f"{n} {name}" for n, name in zip(counts, self.classes) if n]
         lines = [
-            f"Detections: {len(self)} boxes in {frames} frames, "
+            f"Detections: {counted(len(self), 'box')} in {counted(frames, 'frame')}, "
             f"method {self.meta.get('method', 'unknown')}, "
             f"with {'no ' if self.covariance is None else ''}covariance, "
             f"{'uncalibrated' if self.no_object is None else 'calibrated'}",
@@ -118,13 +118,15 @@ class Detections:
         ]
         clipped = int(self.clipped.any(1).sum())
         if clipped and self.predictive is None:
-            lines.append(f"{clipped} boxes clipped at the image border: no variance of those sides")
+            lines.append(
+                f"{counted(clipped, 'box')} clipped at the image border: no variance of those sides"
+            )
         for i in range(min(3, len(self))):
             pairs = zip(self.fields, self.boxes[i].tolist())
             values = " ".join(f"{name}={round(value, 3) + 0.0:.4g}" for name, value in pairs)
             u = "" if self.covariance is None else f", u={float(self.uncertainty[i]):.3g}"
             if self.no_object is not None:
-                u = f", risk {float(self.risk[i]):.0%}"
+                u = f", risk {100 * float(self.risk[i]):.0f} %"
             name = self.classes[int(self.labels[i])]
             lines.append(f"{name} {float(self.scores[i]):.2f}: {values}{u}")
         if len(self) > 3:
@@ -228,7 +230,9 @@ class Detections:
         count = self._count() if count is None else count
         last = self._count() - 1
         if last >= count:
-            raise BoxcovError(f"there are boxes in frame {last}, but only {count} frames")
+            raise BoxcovError(
+                f"there are boxes in frame {last}, but only {counted(count, 'frame')}"
+            )
         rows = self[self.frame.argsort(stable=True)]
         numbers = torch.arange(count + 1, device=self.frame.device, dtype=self.frame.dtype)
         ends = torch.searchsorted(rows.frame, numbers).tolist()
@@ -260,7 +264,7 @@ class Detections:
         """Write one safetensors file, which replaces ``path`` as a whole; numbers are checked."""
         check_result(self, str(path))
         names = {"fields": self.fields, "classes": self.classes}
-        about = {"version": __version__, **names, "meta": dict(self.meta)}
+        about = {"version": __version__, **names, "meta": meta_to_write(self.meta)}
         write_safetensors(path, dict(self._tensors()), {"boxcov.detections": to_json(about)})
 
     @staticmethod

@@ -75,6 +75,16 @@ def join_names(names: Iterable[str], most: int = 8) -> str:
     return f"{', '.join(names[:most])} and {len(names) - most} more"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is one.
+
+    >>> counted(1, "box"), counted(2, "box"), counted(0, "usual frame")
+    ('1 box', '2 boxes', '0 usual frames')
+    """
+    plural = "es" if noun.endswith(("x", "s")) else "s"
+    return f"{number} {noun}{'' if number == 1 else plural}"
+
+
 def check_choice(name: str, value: object, choices: Any) -> None:
     """Raise if the argument ``name`` is not one of the values of the Literal ``choices``."""
     if value not in get_args(choices):

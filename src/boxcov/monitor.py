@@ -23,7 +23,7 @@ import numpy as np
 
 from boxcov.concatenation import check_single_frame
 from boxcov.detections import Detections
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, counted
 from boxcov.files import to_json, write_text
 from boxcov.input_file import conform, read_json, reading
 
@@ -102,7 +102,8 @@ class Monitor:
 
     def __repr__(self) -> str:
         return (
-            f"Monitor({len(self._table)} usual frames, {len(self.usual)} numbers, "
+            f"Monitor({counted(len(self._table), 'usual frame')}, "
+            f"{counted(len(self.usual), 'number')}, "
             f"false-alarm rate {self.false_alarm_rate:g}, run length {self.run_length:g})"
         )
 

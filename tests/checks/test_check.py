@@ -190,8 +190,8 @@ def test_layers_without_factors_are_named_with_the_way_out() -> None:
     ]
     assert "bias of a linear layer" in str(report)
     assert report["layers"].seen == (
-        "1 layers can be in a posterior; 1 parameters cannot, which are used otherwise; "
-        "2 parameters are not used in this pass"
+        "1 layer can be in a posterior; 1 parameter cannot, used otherwise; "
+        "2 parameters not used in this pass"
     )
 
 

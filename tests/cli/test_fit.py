@@ -72,7 +72,7 @@ def test_compressed_posterior(tmp_path) -> None:
     done = succeed(f"fit --detector {word} --out {out}", *words)
     found = package.Posterior.load(out, load_detector(word))
     assert 0 < found.error <= 0.01
-    assert f"no variance more than {found.error:.2%} off" in done.out
+    assert f"no variance more than {100 * found.error:.2f} % off" in done.out
     assert out.stat().st_size < 0.5 * found.storage().factors
     refused = boxcov(f"fit --detector {word} --out {out}", *words, "--ekfac")
     assert refused.code != 0
@@ -84,9 +84,7 @@ def test_printed_summary(tmp_path) -> None:
     words = ["--count 4 --sweeps 1 --fraction 0.5 --depth head.shared --batch 2 --fisher mc"]
     done = succeed("fit --detector", small_network(tmp_path), f"--out {out}", *words)
     first, prior, *words, second, third = done.out.splitlines()
-    assert first.startswith(
-        "posterior of 1 layers (head.shared) from 2 frames, standing for 4, in "
-    )
+    assert first.startswith("posterior of 1 layer (head.shared) from 2 frames, standing for 4, in ")
     assert prior.startswith("prior precision: auto, ")
     assert prior.endswith("(0 layers set by the frames, 1 by the size of the weights)")
     assert "the frames set it where they determine at least half of a layer's" in words[0]
@@ -136,6 +134,30 @@ def test_user_errors_are_one_line(tmp_path, words, message) -> None:
 )
 def test_wrong_usage_exits_with_2(tmp_path, words) -> None:
     assert boxcov(f"fit --out {tmp_path / 'p.safetensors'}", *words).code == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "said"),
+    [
+        ("", "--seed 5", "seed was '0', now '5'"),
+        ("", "--prior-precision 3", "prior_precision was 'auto', now 3.0"),
+        ("--prior-precision 3", "--ekfac", "ekfac was False, now True"),
+        ("--depth neck", "--depth head", "depth was 'neck', now 'head'"),
+        ("--n-data 9 --fraction 0.5", "--n-data 8", "n_data was 9.0, now 8.0"),
+        ("--compress 0.05 --fisher identity", "--fisher mc", "fisher was 'identity', now 'mc'"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::boxcov.errors.BoxcovWarning")
+def test_resume_replaces_no_fit_of_other_options(tmp_path, first, other, said) -> None:
+    word, out = small_network(tmp_path), tmp_path / "p.safetensors"
+    words = f"fit --detector {word} --out {out} --count 4 --sweeps 1 {first}".split()
+    succeed(*words)
+    succeed(*words, "--resume")
+    made = out.read_bytes()
+    error = refuse(*words, *other.split(), "--resume")
+    assert f"{out}: exists, made with other options ({said}): replace it with --force" in error
+    assert out.read_bytes() == made
+    succeed(*words, *other.split(), "--resume", "--force")
 
 
 def test_interrupted_fit_resumes(tmp_path, monkeypatch) -> None:

@@ -29,7 +29,7 @@ from boxcov.pipeline.options import (
     PredictCommand,
 )
 from helpers.coco_cases import SIZES, coco_root, edited
-from helpers.command_line import succeed
+from helpers.command_line import boxcov, refuse, succeed
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not name its 80 classes")
 
@@ -121,6 +121,46 @@ def test_fit_predict_and_evaluate_on_images(root: Path, weights: Path, tmp_path:
         )
     )
     assert [row["method"] for row in found.rows if row["kind"] == "method"] == ["found"]
+
+
+@pytest.mark.filterwarnings("ignore::boxcov.errors.BoxcovWarning")
+def test_a_posterior_names_the_detector_that_is_missing(
+    root: Path, weights: Path, tmp_path: Path
+) -> None:
+    posterior, detector = tmp_path / "p.safetensors", f"yolox:{weights}"
+    source = DataOptions(f"coco:{root}@64", "val2017")
+    fitting.run(FitCommand(out=posterior, detector=detector, source=source, n_data=100))
+    data = f"--data {source.data} --split val2017"
+    for command in (
+        f"predict {data} --out {tmp_path / 'd.safetensors'}",
+        f"rank {data} --out {tmp_path / 'd.csv'}",
+        f"calibrate {data} --out {tmp_path / 'c.safetensors'}",
+        f"stream --source {root / 'val2017'}",
+        f"bench {data.split(' --split')[0]}",
+        f"export --out {tmp_path / 'n.onnx'}",
+    ):
+        error = refuse(f"{command} --posterior {posterior}")
+        assert error.splitlines()[-1] == (
+            f"boxcov: {posterior}: a posterior of {detector}, and without --detector the detector "
+            f"is centerpoint:small: give --detector {detector}"
+        )
+
+
+@pytest.mark.filterwarnings("always::boxcov.errors.BoxcovWarning")
+def test_a_count_above_the_frames_is_warned_of(root: Path, weights: Path, tmp_path: Path) -> None:
+    posterior, boxes = tmp_path / "p.safetensors", tmp_path / "d.safetensors"
+    data, detector = f"--data coco:{root}@64 --split val2017", f"--detector yolox:{weights}"
+    few = f"boxcov: coco:{root}@64 val2017: there are 3 frames, fewer than --count 9\n"
+    nms = f"predict {detector} --method nms --out {boxes} --force"
+    fit = f"fit {detector} --out {posterior} --force"
+    for count in (3, 9):
+        for command in (fit, nms, f"evaluate {boxes}"):
+            error = succeed(f"{command} {data} --count {count}").err
+            assert (few in error) == (count == 9)
+    calibrate = f"calibrate {detector} --posterior {posterior} --out {posterior} --force {data}"
+    assert few in boxcov(f"{calibrate} --count 9").err  # too few for its report
+    done = succeed(f"{nms} --source {root / 'val2017'} --size 64 --count 9")
+    assert f"boxcov: {root / 'val2017'}: there are 3 frames, fewer than --count 9\n" in done.err
 
 
 def test_data_and_detector_names_for_images(root: Path, weights: Path) -> None:

@@ -39,7 +39,7 @@ def test_lines_have_verdicts_and_reasons(usual: Path, tmp_path: Path) -> None:
     assert (first["frame"], first["alarm"], first["reasons"]) == ("0.bin", False, [])
     assert second["alarm"]
     assert second["reasons"][0] == "fewer boxes than usual: 2, usually 20 to 28"
-    assert "2 frames, 1 alarms, 0 changes, 0 unreadable" in done.err
+    assert "2 frames, 1 alarm, 0 changes, 0 unreadable" in done.err
 
 
 def test_stdin_and_a_saved_monitor_give_the_same(usual: Path, tmp_path: Path) -> None:

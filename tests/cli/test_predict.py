@@ -153,6 +153,18 @@ def test_interrupted_run_resumes_to_the_same_bytes(tmp_path, made, monkeypatch, 
     assert not parts.exists()
 
 
+def test_resume_replaces_no_boxes_of_other_options(tmp_path, made) -> None:
+    out = tmp_path / "d.safetensors"
+    words = [f"predict --detector {made[0]} --method nms --out {out}", *TINY, "--resume"]
+    succeed(*words)
+    succeed(*words)
+    boxes = out.read_bytes()
+    error = refuse(*words, "--seed 7")
+    assert f"{out}: exists, made with other options (source was" in error
+    assert out.read_bytes() == boxes
+    succeed(*words, "--seed 7 --force")
+
+
 def test_resume_without_blocks_starts_a_run(tmp_path, made) -> None:
     succeed(f"predict --detector {made[0]} --method nms --out {tmp_path / 'd'}", *TINY, "--resume")
     assert len(Detections.load(tmp_path / "d"))

@@ -46,7 +46,7 @@ def test_predict_says_how_many_boxes_have_a_low_risk() -> None:
 
 
 def test_demo_says_how_many_are_bad() -> None:
-    assert demo._bad_among({"boxes": 40, "bad": 0.05}) == "5% of 40"
+    assert demo._bad_among({"boxes": 40, "bad": 0.05}) == "5 % of 40"
 
 
 def test_train_shows_precision_by_class() -> None:

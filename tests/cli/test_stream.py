@@ -152,7 +152,7 @@ def test_one_line_per_frame_with_the_model_results(made) -> None:
         assert line["labels"] == [detector.classes[label] for label in expected.labels]
         assert line["fields"] == list(detector.box_fields)
         assert line["ms"] > 0
-    assert "boxcov: 3 frames, all of them warm-up: p50 " in done.err
+    assert "boxcov: 3 frames, all warm-up: p50 " in done.err
     assert "p95" in done.err
     assert "p99" in done.err
 
@@ -306,7 +306,7 @@ def test_ctrl_c_prints_the_latencies(made) -> None:
     assert process.returncode == 130
     assert out == ""
     assert "Traceback" not in err
-    assert "3 frames, all of them warm-up: p50" in err
+    assert "3 frames, all warm-up: p50" in err
 
 
 @pytest.mark.slow

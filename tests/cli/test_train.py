@@ -48,6 +48,17 @@ def test_training_writes_weights_and_report(tmp_path) -> None:
     assert sum(p.numel() for p in detector.parameters()) == report["parameters"]
 
 
+def test_resume_replaces_no_training_of_other_options(tmp_path) -> None:
+    out = tmp_path / "small.safetensors"
+    out.write_bytes(b"weights")
+    stated = {"config": "small", "data": "simulated:clear", "split": None, "steps": 9}
+    out.with_suffix(".json").write_text(json.dumps(stated))
+    done = boxcov(f"train --out {out} --count 2 --steps 2 --sweeps 1 --resume")
+    assert done.code == 1
+    assert f"{out}: exists, made with other options (steps was 9, now 2)" in done.err
+    assert out.read_bytes() == b"weights"
+
+
 def test_packaged_detector_detects() -> None:
     """It detects cars on unseen seeds, and far fewer objects of unknown shapes."""
     detector = centerpoint.load("small")

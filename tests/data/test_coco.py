@@ -209,7 +209,7 @@ def test_an_image_of_another_size_than_annotated(root: Path) -> None:
         (lambda c: c["images"][0].update(id=8), "two images have the same id|objects in"),
         (
             lambda c: c["annotations"][0].update(image_id=99),
-            r"objects in 1 images that it does not list \(99\)",
+            r"objects in 1 image that it does not list \(99\)",
         ),
         (lambda c: c["images"].clear() or c["annotations"].clear(), "has no images"),
         (lambda c: c["annotations"][0].update(category_id=2), "object 1 is of category 2"),

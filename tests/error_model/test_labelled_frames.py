@@ -144,6 +144,17 @@ def test_a_wrong_augment_is_named(
         predict_copies(ExactGLM(small, small_posterior), calibration_frames[:3], 2)
 
 
+def test_an_error_of_frames_and_copies_blames_no_augment(
+    small: TinyCenter, small_posterior: Posterior, calibration_frames: list, monkeypatch
+) -> None:
+    def fails(self: ExactGLM, inputs: Any) -> Any:
+        raise BoxcovError("the weights changed: build a new predictor")
+
+    monkeypatch.setattr(ExactGLM, "with_signals", fails)
+    with pytest.raises(BoxcovError, match=r"^the weights changed: build a new predictor$"):
+        predict_copies(ExactGLM(small, small_posterior), calibration_frames[:3], 2)
+
+
 def test_an_augment_in_place_changes_no_frame(
     small: TinyCenter, small_posterior: Posterior, calibration_frames: list, monkeypatch
 ) -> None:

@@ -13,6 +13,7 @@ from boxcov.evaluate.covariance_metrics import (
     coverage,
     ence,
     gaussian_fit,
+    probability_metrics,
 )
 
 NAN = float("nan")
@@ -154,6 +155,14 @@ def test_ece_of_equal_probabilities_ignores_their_order() -> None:
     for shuffle in (np.arange(200), rng.permutation(200)):
         found = calibration_error(probability[shuffle], happened[shuffle])
         assert found == pytest.approx(sum(gaps) / 200)
+
+
+@pytest.mark.filterwarnings("error")
+def test_probabilities_of_no_boxes() -> None:
+    none = np.zeros(0)
+    assert math.isnan(calibration_error(none, none))
+    found = probability_metrics(none, none.astype(bool), none, none.astype(int))
+    assert all(map(math.isnan, found.values()))
 
 
 def test_ence_edges() -> None:

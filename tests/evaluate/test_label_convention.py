@@ -73,7 +73,7 @@ WRONG: dict[str, tuple[Callable[[Boxes], None], str, str]] = {
         r"yaw is in degrees: .* reaches 17\d",
         "give radians",
     ),
-    "swapped": (swap, r"^w and l are swapped: w is 2\d\d% of .*, l is 4\d% of", "l along the"),
+    "swapped": (swap, r"^w and l are swapped: w is 2\d\d % of .*, l is 4\d % of", "l along the"),
     "quarter": (column("yaw", lambda b: b[:, 6] + pi / 2), "^yaw is 90 degrees off", "yaw from x"),
     "back": (column("yaw", lambda b: b[:, 6] - pi / 2), "^yaw is -90 degrees off", "yaw from x"),
     "reversed": (column("yaw", lambda b: b[:, 6] + pi), "^yaw is 180 degrees off", "yaw from x"),
@@ -83,7 +83,7 @@ WRONG: dict[str, tuple[Callable[[Boxes], None], str, str]] = {
     "corner": (corner, "x and y are a corner", "give their centre"),
     "centimetres": (scale(*LENGTHS, by=100), "the labels are in centimetres", "give metres"),
     "feet": (scale(*LENGTHS, by=1 / 0.3048), "the labels are in feet", "give metres"),
-    "half sizes": (scale(*SIZES, by=0.5), "constant factor: w is (49|50|51)%", "whole sides"),
+    "half sizes": (scale(*SIZES, by=0.5), "constant factor: w is (49|50|51) %", "whole sides"),
 }
 
 

@@ -73,7 +73,7 @@ def test_risk_is_shown_by_colour_and_label() -> None:
     logged: dict[str, Any] = {}
     log(chosen, recording=SimpleNamespace(log=logged.__setitem__))
     labels = logged["world/boxes"].labels.as_arrow_array().to_pylist()
-    assert [label.split(", ")[1] for label in labels] == ["risk 0%", "risk 50%", "risk 100%"]
+    assert [label.split(", ")[1] for label in labels] == ["risk 0 %", "risk 50 %", "risk 100 %"]
     assert logged["risk/mean"].scalars.as_arrow_array().to_pylist() == [0.5]
 
 

@@ -332,7 +332,7 @@ BROKEN: list[tuple[Callable[[], Detector], str, str]] = [
     (HalfDetached, "decode: derivative", "w, l differs from a finite difference by 100 %"),
     (Reselects, "decode: same instances", "rows for other raw outputs|reads other raw outputs"),
     (Resorts, "decode: same instances", "reads other raw outputs"),
-    (MeanLoss, "loss", r"loss\(\) gives \(\) for 1 frames"),
+    (MeanLoss, "loss", r"loss\(\) gives \(\) for 1 frame"),
     (DividedLoss, "loss: frames apart", "beside a copy of itself"),
     (CoupledLoss, "loss: frames apart", "beside"),
     (LeakingLoss, "loss: frames apart", r"has a gradient in raw\['size'\] of the second"),

@@ -93,7 +93,7 @@ def test_bad_frames(detector: NetDetector, frames: list, message: str) -> None:
 
 def test_targets_for_another_number_of_frames() -> None:
     inputs, targets = shapes.frames(count=1)[0]
-    with pytest.raises(BoxcovError, match="1 frames in the batch, but targets for 2"):
+    with pytest.raises(BoxcovError, match="1 frame in the batch, but targets for 2"):
         fit(TinyCenter(), [(inputs, targets * 2)])
 
 

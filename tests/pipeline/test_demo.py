@@ -63,7 +63,7 @@ def test_printed_text(out: Path) -> None:
     for words in (
         "bad boxes",
         "predicted by the risk",
-        "errors inside the 90% regions",
+        "errors inside the 90 % regions",
         "cost, in plain frames",
         f"clear, plain: {out}/clear/report.html",
         f"unseen, shifted: {out}/unseen/report.html",

@@ -121,7 +121,7 @@ def test_the_choice_is_shown_and_stored(tmp_path, tiny, posterior) -> None:
     rms = rms_precision(tiny, posterior, SHARED)
     chosen = auto_prior_precision(informed(posterior, SHARED, 0.9 * rms), tiny)
     lines = repr(chosen).splitlines()
-    words = "(1 layers set by the frames, 8 by the size of the weights)"
+    words = "(1 layer set by the frames, 8 by the size of the weights)"
     assert any("auto" in line and words in line for line in lines)
     chosen.save(tmp_path / "p")
     assert repr(Posterior.load(tmp_path / "p", tiny)) == repr(chosen)

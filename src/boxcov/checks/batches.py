@@ -13,6 +13,7 @@ from boxcov.checks.report import Finding
 from boxcov.checks.subject import NotChecked, Subject, bad, form_of, good, nearest
 from boxcov.data.sequence import batched
 from boxcov.detector import Detector, Selection
+from boxcov.errors import counted
 from boxcov.kfac.losses import most_frames
 
 _SIGNAL_SLACK = 0.01  # relative to 1 + the value: batched convolutions round differently
@@ -27,7 +28,7 @@ def boxes(subject: Subject) -> Finding:
     if near < 0.9 * len(chosen) or abs(len(there) - len(chosen)) > 0.1 * len(chosen):
         return bad(
             f"{near} of a frame's {len(chosen)} boxes are found in a batch of two, "
-            f"which has {len(there)} boxes of that frame",
+            f"which has {counted(len(there), 'box')} of that frame",
             "do frames mix in forward() or in NMS, or is selection.frame wrong?",
         )
     return good(f"{near} of {len(chosen)} boxes are the same in a batch of two")
@@ -43,7 +44,7 @@ def signals(subject: Subject) -> Finding:
         return bad(problem, "return a dict of finite floats (m,): guard logarithms and divisions")
     if not alone:
         raise NotChecked("not implemented (optional, for the error model)")
-    summary = f"{len(alone)} numbers per box"
+    summary = f"{counted(len(alone), 'number')} per box"
     try:
         raw, selection, own = _batch_of_two(subject, perturb(subject.inputs))
     except NotChecked as why:

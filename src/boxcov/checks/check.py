@@ -15,7 +15,7 @@ from boxcov.checks import batches, contract, derivatives, layers, losses, select
 from boxcov.checks.report import Finding, Report
 from boxcov.checks.subject import NotChecked, Subject, bad, keep_state
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, counted
 
 # The order matters: later checks read what earlier ones stored in the subject.
 CHECKS: tuple[tuple[str, Callable[[Subject], Finding]], ...] = (
@@ -135,7 +135,7 @@ def _or_none(make: Callable[[], Any]) -> Any:
 
 
 def _about(subject: Subject) -> str:
-    boxes = "no boxes" if subject.boxes is None else f"{len(subject.boxes)} boxes"
+    boxes = "no boxes" if subject.boxes is None else counted(len(subject.boxes), "box")
     return f"{boxes} in the checked frame, on {subject.device}"
 
 

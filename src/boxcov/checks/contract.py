@@ -25,7 +25,7 @@ from boxcov.checks.subject import (
     size_problem,
 )
 from boxcov.detector import Selection, part_modules
-from boxcov.errors import BoxcovError, join_names
+from boxcov.errors import BoxcovError, counted, join_names
 from boxcov.kfac.losses import most_frames
 
 
@@ -51,7 +51,7 @@ def names(subject: Subject) -> Finding:
     pairable = any(has_layout(detector.box_fields, layout) for layout in (PLANE, IMAGE))
     return good(
         f"boxes {' '.join(detector.box_fields)}; "
-        f"{len(detector.classes)} classes ({join_names(detector.classes, 4)})",
+        f"{counted(len(detector.classes), 'class')} ({join_names(detector.classes, 4)})",
         ""
         if pairable
         else "fit and predict take these fields; boxcov calibrate and evaluate pair boxes with "
@@ -275,9 +275,8 @@ def _selection_problem(found: Any, frames: int | None) -> str:
             "expected integers from 0"
         )
     if frames is not None and len(found) and int(found.frame.max()) >= frames:
-        return (
-            f"selection.frame goes to {int(found.frame.max())}, but the batch has {frames} frames"
-        )
+        batch = counted(frames, "frame")
+        return f"selection.frame goes to {int(found.frame.max())}, but the batch has {batch}"
     return ""
 
 
@@ -289,7 +288,7 @@ def labels(subject: Subject) -> Finding:
     low, high = int(found.min()), int(found.max())
     if low < 0 or high >= len(classes):
         return bad(
-            f"labels from {low} to {high} for {len(classes)} classes",
+            f"labels from {low} to {high} for {counted(len(classes), 'class')}",
             "count classes from 0 without a background class, and name all of them in classes",
         )
     return good(
@@ -330,7 +329,7 @@ def boxes(subject: Subject) -> Finding:
             "return the columns in the order of box_fields: from cx cy w h, x1 is cx - w / 2 and "
             "x2 is cx + w / 2 (or name the fields cx cy w h)",
         )
-    return good(f"{expected[0]} boxes of {expected[1]} fields")
+    return good(f"{counted(expected[0], 'box')} of {counted(expected[1], 'field')}")
 
 
 def own_output(subject: Subject) -> Finding:

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map_only
 from boxcov.checks.report import Finding
 from boxcov.checks.subject import NotChecked, Subject, bad, good, moved, named_floats
 from boxcov.detector import Detector
-from boxcov.errors import join_names
+from boxcov.errors import counted, join_names
 from boxcov.kfac.fit import FitOptions, fit
 from boxcov.predict.exact import ExactGLM
 from boxcov.predict.finite_difference import finite_differences
@@ -136,7 +136,8 @@ def through_weights(subject: Subject) -> Finding:
             "does forward() detach something, or use weights in a custom autograd function?",
         )
     return good(
-        f"derivatives of {len(boxes)} boxes in {len(names)} weights equal finite differences "
+        f"derivatives of {counted(len(boxes), 'box')} in "
+        f"{counted(len(names), 'weight')} equal finite differences "
         f"to {off:.0e} (median)"
     )
 

@@ -17,7 +17,7 @@ from boxcov._torch.process_state import seconds
 from boxcov.checks.report import DepthCost, Finding, LayerRow
 from boxcov.checks.subject import NotChecked, Subject, bad, good, named_floats
 from boxcov.detector import Detector, part_modules
-from boxcov.errors import join_names
+from boxcov.errors import counted, join_names
 from boxcov.kfac.accumulate import Accumulator
 from boxcov.kfac.losses import FrameLosses, select_parameters
 from boxcov.posterior.kronecker_block import Layer
@@ -78,9 +78,9 @@ def _layer_finding(subject: Subject, parts: Iterable[str]) -> Finding:
         if lost
         else ""
     )
-    seen = f"{len(inside)} layers can be in a posterior"
-    seen += f"; {len(other)} parameters cannot, which are used otherwise" if other else ""
-    seen += f"; {len(idle)} parameters are not used in this pass" if idle else ""
+    seen = f"{counted(len(inside), 'layer')} can be in a posterior"
+    seen += f"; {counted(len(other), 'parameter')} cannot, used otherwise" if other else ""
+    seen += f"; {counted(len(idle), 'parameter')} not used in this pass" if idle else ""
     return good(seen, todo)
 
 
@@ -145,7 +145,7 @@ def loss_gradient(subject: Subject) -> Finding:
         )
     flat = [name for name, sums in accumulator.sums.items() if not bool(sums.H.any())]
     return good(
-        f"reaches {len(accumulator.sums)} layers; factors of one frame computed"
+        f"reaches {counted(len(accumulator.sums), 'layer')}; factors of one frame computed"
         + (f"; zero here for {join_names(flat, 3)}" if flat else "")
     )
 

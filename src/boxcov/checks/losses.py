@@ -16,6 +16,7 @@ from boxcov.checks.report import Finding
 from boxcov.checks.subject import NotChecked, Subject, bad, form_of, good, named_floats
 from boxcov.detector import Detector
 from boxcov.error_model.labelled_frames import changed_copy
+from boxcov.errors import counted
 from boxcov.kfac.losses import most_frames
 
 _OBJECT = ("boxes", "labels")
@@ -45,7 +46,7 @@ def shape(subject: Subject) -> Finding:
     ):
         return bad(
             f"loss() gives {form_of(found)} for "
-            f"{'a batch' if frames is None else f'{frames} frames'}, expected (B,)",
+            f"{'a batch' if frames is None else counted(frames, 'frame')}, expected (B,)",
             todo,
         )
     if not bool(found.isfinite().all()):

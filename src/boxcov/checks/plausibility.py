@@ -80,7 +80,7 @@ def label_convention(detector: Detector, frames: Sequence[Any]) -> Finding:
     if compared.pairs < MIN_PAIRS:
         return Finding(name, None, f"too few pairs to tell: {compared.counts}")
     if compared.agreement < MIN_AGREEMENT:
-        little = f"boxes and labels agree to {compared.agreement:.0%}, too little to tell"
+        little = f"boxes and labels agree to {100 * compared.agreement:.0f} %, too little to tell"
         return Finding(name, None, f"{little}: {compared.counts}")
     return Finding(name, True, f"{compared.counts}, and no other reading of the labels fits better")
 
@@ -129,7 +129,7 @@ def _points(holds: Tensor) -> Finding:
     return Finding(
         "boxes: on points",
         None if len(holds) < _FEW else share >= 0.5,
-        f"{share:.0%} of the better half of the boxes hold a point",
+        f"{100 * share:.0f} % of the better half of the boxes hold a point",
         "boxes in empty space: give the grid of the checkpoint, config= or --config",
     )
 
@@ -142,7 +142,7 @@ def _sizes(boxes: Tensor, labels: Tensor, classes: Sequence[str]) -> Finding:
     return Finding(
         "boxes: sizes",
         None if len(off) < _FEW else share >= 0.5,
-        f"{share:.0%} of the boxes have the size of their class, up to a factor of 2",
+        f"{100 * share:.0f} % of the boxes have the size of their class, up to a factor of 2",
         "sizes do not fit the classes: give the configuration of the checkpoint (grid, order of "
         "the classes), config= or --config",
     )
@@ -158,14 +158,14 @@ def _orientation(boxes: Tensor, labels: Tensor, classes: Sequence[str]) -> Findi
     long = usual[:, 1] > 1.5 * usual[:, 0]  # False where the class is unknown
     w, l, yaw = boxes[long, 3], boxes[long, 4], boxes[long, 6]
     is_longer = float((l > w).float().mean()) if len(l) else 0.0
-    seen = f"{is_longer:.0%} of {len(l)} vehicles are longer than wide"
+    seen = f"{100 * is_longer:.0f} % of {len(l)} vehicles are longer than wide"
     passed = None if len(l) < _FEW else is_longer >= 0.5
     if boxes.shape[1] == 9:
         v = boxes[long, 7:9]
         moving = v.norm(dim=1) > _SPEED
         apart = (torch.atan2(v[:, 1], v[:, 0]) - yaw)[moving]
         along = float((apart.cos().abs() > 0.7).float().mean()) if len(apart) else 0.0
-        seen += f", {along:.0%} of {len(apart)} that move do so along their heading"
+        seen += f", {100 * along:.0f} % of {len(apart)} that move do so along their heading"
         if passed and len(apart) >= _FEW:
             passed = along >= 0.5
     advice = "width and length or the heading are read by the wrong conventions: for mmdetection3d "

@@ -7,7 +7,7 @@ from dataclasses import asdict, astuple, dataclass
 from textwrap import wrap
 from typing import Any
 
-from boxcov.errors import BoxcovError, join_names
+from boxcov.errors import BoxcovError, counted, join_names
 from boxcov.files import to_json
 
 WIDTH = 120
@@ -145,9 +145,9 @@ class Report:
         for row in self.layers:
             where, what = (outside, row.reason) if row.reason else (inside, _matrix(row))
             where.setdefault((row.part, what), []).append(row.name)
-        count = sum(map(len, inside.values()))
+        layers = counted(sum(map(len, inside.values())), "layer")
         titles = {
-            f"in the posterior at full depth: {count} layers, as matrices n_out x n_in": inside,
+            f"in the posterior at full depth: {layers}, as matrices n_out x n_in": inside,
             "not in the posterior, kept constant": outside,
         }
         lines: list[str] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from boxcov.cli.command import Output
+from boxcov.errors import counted
 from boxcov.pipeline.options import CalibrateCommand
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ def _table(report: dict[str, Any]) -> Table:
     held_out = report["held_out"]
     title = (
         f"error model for {report['estimator']}: "
-        f"{held_out['boxes']} boxes of {held_out['frames']} frames not used in the fit"
+        f"{counted(held_out['boxes'], 'box')} of "
+        f"{counted(held_out['frames'], 'frame')} not used in the fit"
     )
     head = ("share", "AUROC", "1 - score", "difference (95 %)", "ECE")
     table = Table("probability", *head, title=title, box=None, pad_edge=False)

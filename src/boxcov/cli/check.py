@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from boxcov.cli.command import Output
+from boxcov.errors import counted
 from boxcov.pipeline.options import CheckCommand
 
 
@@ -16,6 +17,6 @@ def check(options: CheckCommand) -> Output:
 
     with ProgressBar("checking", "checks") as progress:
         report = run(options, progress)
-    failure = "" if report.ok else f"{len(report.failed)} checks failed"
+    failure = "" if report.ok else f"{counted(len(report.failed), 'check')} failed"
     written = [] if options.out is None else [f"written to {options.out}"]
     return Output(report.to_dict(), [str(report), *written], failure)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from boxcov.cli.command import Output
+from boxcov.errors import counted
 from boxcov.pipeline.options import ConvertCommand
 
 
@@ -11,5 +12,5 @@ def convert(options: ConvertCommand) -> Output:
     from boxcov.pipeline.convert import run
 
     report = run(options)
-    counts = f"{report['boxes']} boxes in {report['frames']} frames"
+    counts = f"{counted(report['boxes'], 'box')} in {counted(report['frames'], 'frame')}"
     return Output(report, [counts, f"written to {report['out']}"])

@@ -46,24 +46,25 @@ def _table(scenarios: list[Scenario]) -> Table:
     add("boxes", [str(n["boxes"]) for n in all_numbers])
     add("bad boxes: no object, or IoU < 0.4", [_percent(n["bad"]) for n in all_numbers])
     add("  predicted by the risk", [_percent(n["risk"]) for n in all_numbers])
-    for label, name in ((f"up to {LOW:.0%}", "low risk"), (f"from {HIGH:.0%}", "high risk")):
+    risks = {f"up to {100 * LOW:.0f} %": "low risk", f"from {100 * HIGH:.0f} %": "high risk"}
+    for label, name in risks.items():
         add(f"  bad among risks {label}", [_bad_among(n[name]) for n in all_numbers])
     add("AUROC of the risk", [f"{n['AUROC']:.3f}" for n in all_numbers])
     scores = [f"{n['AUROC of 1 - score']:.3f}" for n in all_numbers]
     add("  of 1 - score", scores, end_section=True)
     for level in all_numbers[0]["inside"]:
-        label = f"errors inside the {float(level):.0%} regions"
+        label = f"errors inside the {100 * float(level):.0f} % regions"
         add(label, [_percent(n["inside"][level]) for n in all_numbers])
     for field in WIDTHS:
         unit = display_unit(field)[0]
         widths = [f"{n['half width'][field]:.2g} {unit}" for n in all_numbers]
-        add(f"  90% half width of {field}, median", widths, end_section=field == WIDTHS[-1])
+        add(f"  90 % half width of {field}, median", widths, end_section=field == WIDTHS[-1])
     add("cost, in plain frames", [f"{n['cost']:.1f}" for n in all_numbers])
     return table
 
 
 def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.0%}"
+    return "-" if share is None else f"{100 * share:.0f} %"
 
 
 def _bad_among(count: dict[str, Any]) -> str:

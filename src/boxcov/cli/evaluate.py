@@ -68,7 +68,7 @@ def covariance_table(rows: Sequence[Row]) -> Table:
     }
     table = _table("errors of paired boxes under each distribution", list(columns))
     for label, *cells in zip(COVARIANCE_METRICS, *columns.values()):
-        table.add_row(label, *(_format_cell(cell) for cell in cells))
+        table.add_row(label.replace("%", " %"), *(_format_cell(cell) for cell in cells))
     return table
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from boxcov.cli.command import Output
+from boxcov.errors import counted
 from boxcov.pipeline.options import FitCommand
 
 _AUTO = """
@@ -37,16 +38,16 @@ def fit(options: FitCommand) -> Output | None:
 
 
 def _format(report: dict[str, Any]) -> str:
-    frames = f"{report['frames']} frames"
+    frames = counted(report["frames"], "frame")
     if report["skipped"]:
         frames += f" ({report['skipped']} skipped)"
     if report["n_data"] != report["frames"]:
         frames += f", standing for {report['n_data']:g}"
     minutes = report["minutes"]
     time = f"{60 * minutes:.3g} s" if minutes < 2 else f"{minutes:.0f} minutes"
-    error = f"; no variance more than {report['error']:.2%} off" if report["error"] else ""
+    error = f"; no variance more than {100 * report['error']:.2f} % off" if report["error"] else ""
     return (
-        f"posterior of {report['layers']} layers ({report['depth']}) from {frames}, "
+        f"posterior of {counted(report['layers'], 'layer')} ({report['depth']}) from {frames}, "
         f"in {time}\n"
         f"prior precision: {report['prior']}{_AUTO if 'auto' in str(report['prior']) else ''}\n"
         f"{_warn_of_few_frames(report)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from boxcov.errors import counted
 from boxcov.pipeline.options import MonitorCommand
 from boxcov.pipeline.terminal import say
 
@@ -21,7 +22,7 @@ def monitor(options: MonitorCommand) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     say(
-        f"boxcov: {totals['frames']} frames, {totals['alarms']} alarms, "
+        f"boxcov: {counted(totals['frames'], 'frame')}, {counted(totals['alarms'], 'alarm')}, "
         f"{totals['changes']} changes, {totals['unreadable']} unreadable",
         file=sys.stderr,
     )

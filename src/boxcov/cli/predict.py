@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from boxcov.cli.command import Output
+from boxcov.errors import counted
 from boxcov.pipeline.options import PredictCommand
 
 
@@ -23,8 +24,8 @@ def predict(options: PredictCommand) -> Output | None:
         return None
     lines = options.estimator.shipped_note(options.detector)
     boxes, frames, milliseconds = report["boxes"], report["frames"], report["milliseconds"]
-    pace = f"{frames} frames, {milliseconds:.0f} ms per frame (median)"
-    lines.append(f"{boxes} boxes in {pace if frames > 1 else f'1 frame, {milliseconds:.0f} ms'}")
+    pace = f"{milliseconds:.0f} ms" + (" per frame (median)" if frames > 1 else "")
+    lines.append(f"{counted(boxes, 'box')} in {counted(frames, 'frame')}, {pace}")
     if boxes and report["risk"] is None:
         lines.append(f"uncertainty (trace): median {report['uncertainty']:.3g}")
     if boxes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from boxcov.cli.command import Output
+from boxcov.errors import counted
 from boxcov.pipeline.options import RankCommand
 
 
@@ -19,9 +20,10 @@ def rank(options: RankCommand) -> Output:
     with ProgressBar("predicting") as progress:
         report = run(options, progress)
     order = f"{report['by']} ({report['aggregate']} over boxes)"
-    about = f"the first {len(report['first'])} of {report['frames']} frames, by {order}:"
+    about = f"the first {len(report['first'])} of {counted(report['frames'], 'frame')}, by {order}:"
     lines = [
-        f"{row['value']:10.3g}  {row['frame']}: first of {row['boxes']} boxes: {row['first']}"
+        f"{row['value']:10.3g}  {row['frame']}: first of "
+        f"{counted(row['boxes'], 'box')}: {row['first']}"
         for row in report["first"]
     ]
     return Output(report, [about, *lines, f"written to {' and '.join(report['written'])}"])

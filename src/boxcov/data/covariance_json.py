@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from boxcov.concatenation import check_single_frame
-from boxcov.detection_meta import check_meta
+from boxcov.detection_meta import check_meta, meta_to_write
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 from boxcov.result_check import check_result
@@ -76,7 +76,7 @@ def covariance_meta(detections: Detections, fields: Sequence[str], frame: str) -
     meta: Row = {
         "covariance_fields": list(fields),
         "covariance_frame": frame,
-        "uncertainty": dict(detections.meta),
+        "uncertainty": meta_to_write(detections.meta),
     }
     return meta if detections.predictive is None else {**meta, "predictive": True}
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boxcov.errors import BoxcovError, check_whole
+from boxcov.errors import BoxcovError, check_whole, counted
 
 
 class FrameSequence(Sequence[Any], ABC):
@@ -30,7 +30,7 @@ class FrameSequence(Sequence[Any], ABC):
         return part
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self)} items)"
+        return f"{type(self).__name__}({counted(len(self), 'item')})"
 
     @abstractmethod
     def load(self, index: int) -> Any:

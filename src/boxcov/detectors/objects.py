@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from boxcov.box_layout import SPACE
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, counted
 
 
 def check_images(images: Tensor, divisor: int) -> None:
@@ -30,7 +30,9 @@ def objects_of(
     They have the dtype and device of ``like`` (B, ...). classes: the number of classes.
     """
     if len(targets) != len(like):
-        raise BoxcovError(f"{len(like)} frames in the batch, but targets for {len(targets)}")
+        raise BoxcovError(
+            f"{counted(len(like), 'frame')} in the batch, but targets for {len(targets)}"
+        )
     objects = [_objects(target, b, fields, like) for b, target in enumerate(targets)]
     is_sound = [_sound_boxes(boxes) & _known(labels, classes) for boxes, labels in objects]
     if bool(torch.cat(is_sound).all()):  # one synchronisation with the device for all frames
@@ -41,7 +43,7 @@ def objects_of(
     if not bool(_known(labels, classes).all()):
         raise BoxcovError(
             f"targets of frame {frame}: labels from {int(labels.min())} to {int(labels.max())}, "
-            f"but {classes} classes"
+            f"but {counted(classes, 'class')}"
         )
     sides = "finite x1 y1 x2 y2 with x1 < x2 and y1 < y2"
     expected = sides if boxes.shape[1] == 4 else "finite; only velocities may be NaN"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from warnings import warn
 
@@ -134,13 +135,17 @@ def changed_copies(
 
 
 @contextmanager
-def _named(what: str) -> Iterator[None]:
-    """Say in errors that a copy is wrong: without that they would blame the frame."""
+def _named(what: str, unchanged: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Say in errors that a copy is wrong: without that they would blame the frame.
+
+    unchanged: predicts the frame itself. If that fails, too, its error is raised: no copy is wrong.
+    """
     try:
         yield
     except NotFiniteError:
         raise
     except BoxcovError as error:
+        unchanged()
         raise BoxcovError(
             f"{what}: {error} (correct augment(), which boxcov.check tries, or calibrate with "
             "copies=0, on the command line --copies 0)"
@@ -161,7 +166,7 @@ def predict_copies(
     source: list[int] = []  # of each copy
     for number in range(len(frames)):
         inputs, target = _pair(frames, number)
-        with _named(f"copies of item {number}"):
+        with _named(f"copies of item {number}", partial(model.with_signals, inputs)):
             for changed, objects in changed_copies(detector, inputs, target, number, copies):
                 try:
                     collected.add(model.with_signals(changed), objects)

@@ -19,7 +19,7 @@ from boxcov.error_model.network import Network, Outputs
 from boxcov.error_model.regions import LEVELS, RANGES, Regions, class_range_index
 from boxcov.error_model.student_t import MAX_DOF
 from boxcov.error_model.unusual_frames import Widening
-from boxcov.errors import BoxcovError, join_names
+from boxcov.errors import BoxcovError, counted, join_names
 from boxcov.files import to_json
 from boxcov.input_file import conform, parse_metadata
 from boxcov.result_check import properties
@@ -70,8 +70,10 @@ class ErrorModel:
         about = self.provenance
         kind = "MLP" if self.network.hidden else "linear"
         return (
-            f"ErrorModel({len(self.network.linear)} members, {kind}, {len(self.inputs)} inputs)\n"
-            f"  for {self.estimator}; boxes {' '.join(self.fields)}; {len(self.classes)} classes\n"
+            f"ErrorModel({counted(len(self.network.linear), 'member')}, {kind}, "
+            f"{counted(len(self.inputs), 'input')})\n"
+            f"  for {self.estimator}; boxes {' '.join(self.fields)}; "
+            f"{counted(len(self.classes), 'class')}\n"
             f"  fitted on {about.get('boxes', '?')} boxes of {about.get('frames', '?')} frames, "
             f"{about.get('paired', '?')} with an object\n"
             f"  misplaced: IoU below {self.threshold:g}; "

@@ -179,11 +179,13 @@ def covariance_metrics(errors: Array, covariance: Array) -> dict[str, Any]:
 def calibration_error(probability: Array, happened: Array, bins: int = 15) -> float:
     """Return the expected calibration error (ECE) over bins with equal numbers of boxes.
 
-    Equal probabilities share a bin, so the order of the boxes does not matter.
+    Equal probabilities share a bin, so the order of the boxes does not matter. NaN without boxes.
 
     >>> calibration_error(np.array([0.1, 0.1, 0.9, 0.9]), np.array([0, 0, 1, 1]), bins=2)
     0.1
     """
+    if not len(probability):
+        return float("nan")
     number = _equal_bins(probability, bins)
     gaps = np.bincount(number, weights=probability) - np.bincount(number, weights=happened)
     return round(float(np.abs(gaps).sum() / len(probability)), 12)
@@ -205,7 +207,8 @@ def probability_metrics(
 ) -> dict[str, float]:
     """Return share, AUROC and ECE of a probability (n,), and the AUROC of a baseline (n,).
 
-    "low" and "high" are the 95 % interval, over frames, of the difference of the two AUROCs.
+    "low" and "high" are the 95 % interval, over frames, of the difference of the two AUROCs. All
+    are NaN without boxes.
 
     >>> p, bad = np.array([0.8, 0.1, 0.7, 0.2]), np.array([True, False, True, False])
     >>> found = probability_metrics(p, bad, np.full(4, 0.5), np.array([0, 0, 1, 1]))
@@ -220,7 +223,7 @@ def probability_metrics(
 
     low, high = bootstrap(gain, frame)
     return {
-        "share": float(np.mean(happened)),
+        "share": float(np.mean(happened)) if len(happened) else float("nan"),
         "AUROC": auroc_from_ranks(happened, own),
         "baseline": auroc_from_ranks(happened, other),
         "low": float(low),

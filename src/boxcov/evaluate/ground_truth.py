@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from boxcov.data.poses import BOX_FIELDS
 from boxcov.detections import PART_BELOW, Detections
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, counted
 from boxcov.evaluate.covariance_metrics import LEVELS
 from boxcov.evaluate.matching import match
 from boxcov.evaluate.records import Records
@@ -71,7 +71,9 @@ class GroundTruth:
     frames: int  # number of frames, including those without objects
 
     def __repr__(self) -> str:
-        return f"GroundTruth({len(self.labels)} objects in {self.frames} frames)"
+        return (
+            f"GroundTruth({counted(len(self.labels), 'object')} in {counted(self.frames, 'frame')})"
+        )
 
     @staticmethod
     def from_frames(frames: Iterable[Any]) -> GroundTruth:
@@ -181,7 +183,8 @@ def match_detections(
     last = int(detections.frame.max()) if len(detections) else -1
     if last >= truth.frames:
         raise BoxcovError(
-            f"the last frame of the detections is {last}, but the data has {truth.frames} frames"
+            f"the last frame of the detections is {last}, but the data has "
+            f"{counted(truth.frames, 'frame')}"
         )
     count = len(detections.classes)
     if not bool(((truth.labels >= 0) & (truth.labels < count)).all()):

@@ -100,7 +100,7 @@ def compare_labels(found: Detections, truth: GroundTruth) -> LabelComparison | N
             seen = (
                 f"{reading.what}: {_measure(list(reading.changed), other, labelled)} (medians of "
                 f"{int(other.paired.sum())} pairs). Read so, labels and boxes agree to "
-                f"{total / pairs:.0%}, now to {own.sum() / pairs:.0%}"
+                f"{100 * total / pairs:.0f} %, now to {100 * own.sum() / pairs:.0f} %"
             )
             result = result._replace(seen=seen, todo=reading.todo)
     return result
@@ -140,7 +140,7 @@ def _measure(changed: list[str], records: Records, labelled: Array) -> str:
             apart = np.rad2deg(np.median(np.abs((label - box + pi) % (2 * pi) - pi)))
             texts.append(f"yaw is {apart:.0f} degrees off and reaches {np.abs(label).max():.4g}")
         elif name in "wlh":
-            texts.append(f"{name} is {np.median(label / box):.0%} of the boxes'")
+            texts.append(f"{name} is {100 * np.median(label / box):.0f} % of the boxes'")
         else:
             unit = "pixels" if name in IMAGE else "m"
             texts.append(f"{name} is {np.median(np.abs(label - box)):.2f} {unit} off")

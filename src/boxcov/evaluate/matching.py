@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from boxcov.box_layout import IMAGE, PLANE, SPACE, columns, find_layout, has_layout
 from boxcov.detectors.boxes import rotated_intersection
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, counted
 from boxcov.evaluate.records import Records
 
 Array = NDArray[Any]
@@ -72,7 +72,7 @@ def match(
     if n and not 0 <= np.min(labels) <= np.max(labels) < len(classes):
         raise BoxcovError(
             f"labels of predictions from {np.min(labels)} to {np.max(labels)}, but "
-            f"{len(classes)} classes"
+            f"{counted(len(classes), 'class')}"
         )
     keep = np.asarray(scores) > threshold
     boxes, truth_boxes = np.asarray(boxes, dtype=float)[keep], np.asarray(truth_boxes, dtype=float)

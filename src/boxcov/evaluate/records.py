@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from boxcov.box_layout import IMAGE, clipped_sides
+from boxcov.errors import counted
 
 Array = NDArray[Any]
 PERIODS: Mapping[str, float] = {"yaw": 2 * pi}  # fields that wrap around
@@ -30,7 +31,7 @@ class Records:
     ...     l2=np.array([0.5, np.nan]),
     ... )
     >>> records
-    Records(2 predictions in 1 frames, 1 paired; fields x yaw; 1 classes; without covariance)
+    Records(2 predictions in 1 frame, 1 paired; fields x yaw; 1 class; without covariance)
     >>> records[records.paired].errors.round(3).tolist()
     [[-0.5, -0.083]]
     """
@@ -59,9 +60,10 @@ class Records:
     def __repr__(self) -> str:
         with_covariance = "without" if self.covariance is None else "with"
         return (
-            f"Records({len(self)} predictions in {len(np.unique(self.frame))} frames, "
+            f"Records({counted(len(self), 'prediction')} in "
+            f"{counted(len(np.unique(self.frame)), 'frame')}, "
             f"{int(self.paired.sum())} paired; fields {' '.join(self.fields)}; "
-            f"{len(self.classes)} classes; {with_covariance} covariance)"
+            f"{counted(len(self.classes), 'class')}; {with_covariance} covariance)"
         )
 
     def __len__(self) -> int:

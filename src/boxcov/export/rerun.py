@@ -183,7 +183,9 @@ def _labels(detections: Detections) -> list[str]:
     names = [short_name(detections.classes[label]) for label in detections.labels.tolist()]
     labels = [f"{name} {score:.2f}" for name, score in zip(names, detections.scores.tolist())]
     if detections.no_object is not None:
-        return [f"{label}, risk {p:.0%}" for label, p in zip(labels, detections.risk.tolist())]
+        return [
+            f"{label}, risk {100 * p:.0f} %" for label, p in zip(labels, detections.risk.tolist())
+        ]
     if detections.covariance is None:
         return labels
     uncertainty = detections.uncertainty.tolist()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from boxcov.detection_meta import meta_to_write
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError, import_package
 from boxcov.files import atomic_write, to_json
@@ -134,7 +135,7 @@ def write_parquet(path: str | Path, detections: Detections) -> None:
     """Write the table as a parquet file, with ``detections.meta`` as JSON in its schema."""
     parquet, pa = import_package("pyarrow.parquet"), import_package("pyarrow")
     table = pa.table({name: pa.array(values) for name, values in columns(detections).items()})
-    metadata = to_json({"fields": detections.fields, "meta": dict(detections.meta)})
+    metadata = to_json({"fields": detections.fields, "meta": meta_to_write(detections.meta)})
     with atomic_write(path) as temporary:
         parquet.write_table(
             table.replace_schema_metadata({b"boxcov": metadata.encode()}), temporary

@@ -22,7 +22,7 @@ from boxcov.error_model.labelled_frames import (
 )
 from boxcov.error_model.model import ErrorModel
 from boxcov.error_model.network import FOLDS, Progress, TrainingOptions
-from boxcov.errors import BoxcovError, BoxcovWarning
+from boxcov.errors import BoxcovError, BoxcovWarning, counted
 from boxcov.evaluate.covariance_metrics import LEVELS, probability_metrics, region_coverage
 from boxcov.evaluate.ground_truth import match_detections
 from boxcov.evaluate.label_convention import warn_of_convention
@@ -35,6 +35,7 @@ from boxcov.pipeline.frames import (
     load_labelled_frames,
     other_split,
     shares_frames,
+    warn_of_fewer_frames,
 )
 from boxcov.pipeline.options import CalibrateCommand, DataOptions
 from boxcov.pipeline.paths import holds_output
@@ -57,6 +58,7 @@ def run(options: CalibrateCommand, steps: Steps | None = None) -> dict[str, Any]
     threshold = iou_thresholds(detector.box_fields, options.threshold)[1]
     source = match_source(source, detector)
     frames = load_labelled_frames(source, options.device, detector.classes)
+    warn_of_fewer_frames(frames, source.count, source.data, source.split)
     warn_if_implausible(detector, frames)
     fit_frames = _fit_frames(len(frames), options)
     stress = _stress_frames(options, source, frames, detector)
@@ -157,7 +159,8 @@ def _fit_frames(frames: int, options: CalibrateCommand) -> int:
     count = round(share * frames)
     if not FOLDS <= count < frames:
         raise BoxcovError(
-            f"{frames} frames cannot be split with --fit-share {share}: the fit needs at least "
+            f"{counted(frames, 'frame')} cannot be split with --fit-share {share}: "
+            "the fit needs at least "
             f"{FOLDS} frames and the report at least one; give {options.source.more_frames}"
         )
     return count

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
 import torch
@@ -19,7 +20,9 @@ from boxcov.detectors.yolox import YOLOX
 from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.pipeline.frames import split_image_size
 from boxcov.pipeline.options import DataOptions, DetectorOptions
+from boxcov.pipeline.options.option import DETECTORS, SHIPPED_POSTERIOR
 from boxcov.pipeline.user_code import load_function
+from boxcov.posterior import file as posterior_file
 
 D = TypeVar("D", bound=Detector)
 
@@ -30,6 +33,7 @@ def load_detector(which: str | DetectorOptions, device: str = "cpu") -> Detector
     which: the options of a command, or a name as for ``--detector``.
     """
     options = DetectorOptions(detector=which) if isinstance(which, str) else which
+    _refuse_other_posterior(options)
     kind, _, name = options.detector.partition(":")
     loaders: dict[str, Callable[[str], Detector]] = {
         "centerpoint": partial(centerpoint.load, config=options.config, legacy=options.legacy),
@@ -45,6 +49,20 @@ def load_detector(which: str | DetectorOptions, device: str = "cpu") -> Detector
             "remove them"
         )
     return move_to_device(loaders[kind](name), device)
+
+
+def _refuse_other_posterior(options: DetectorOptions) -> None:
+    """Raise if no detector is given, and the posterior names one of another kind."""
+    path: Path | None = getattr(getattr(options, "estimator", options), "posterior", None)
+    if path in (None, SHIPPED_POSTERIOR) or options.detector != DetectorOptions().detector:
+        return
+    named = posterior_file.named_detector(path)
+    # a function of the user's may return any detector
+    if named.partition(":")[0] in DETECTORS.keys() - {"centerpoint", "python"}:
+        raise BoxcovError(
+            f"{path}: a posterior of {named}, and without --detector the detector is "
+            f"{options.detector}: give --detector {named}"
+        )
 
 
 def _build_detector(where: str) -> Detector:

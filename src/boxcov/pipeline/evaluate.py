@@ -22,6 +22,7 @@ from boxcov.pipeline.frames import (
     load_labelled_frames,
     silent,
     source_of_detections,
+    warn_of_fewer_frames,
 )
 from boxcov.pipeline.options import DataOptions, EvaluateCommand
 from boxcov.pipeline.paths import holds_output
@@ -83,6 +84,7 @@ def _load_files(options: EvaluateCommand) -> _Files:
     found = [Detections.load(path) for path in options.predictions]
     source = _common_source(options, found)
     frames = load_labelled_frames(source, "cpu", found[0].classes)
+    warn_of_fewer_frames(frames, options.source.count, source.data, source.split)
     at_least = int(found[0].frame.max()) + 1 if len(found[0]) else 0
     expected = found[0].meta.get("frames", max(at_least, len(frames)))
     if expected != len(frames):

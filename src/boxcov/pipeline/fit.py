@@ -13,11 +13,11 @@ from boxcov.kfac.fit import FitOptions
 from boxcov.kfac.fit import fit as fit_posterior
 from boxcov.kfac.passes import Progress
 from boxcov.pipeline.detectors import load_detector, match_source, warn_if_implausible
-from boxcov.pipeline.frames import load_in_background, load_labelled_frames
+from boxcov.pipeline.frames import load_in_background, load_labelled_frames, warn_of_fewer_frames
 from boxcov.pipeline.options import FitCommand
-from boxcov.pipeline.paths import checkpoint_path, holds_output
+from boxcov.pipeline.paths import checkpoint_path, holds_output, refuse_other_settings
 from boxcov.posterior.kronecker_block import determined_weights
-from boxcov.posterior.posterior import Posterior
+from boxcov.posterior.posterior import EVIDENCE_LAYERS, Posterior
 
 
 @holds_output
@@ -27,17 +27,22 @@ def run(options: FitCommand, progress: Progress | None = None) -> Posterior:
     A checkpoint next to the output exists until the fit is complete. Under torchrun the ranks
     share the frames, and rank 0 writes.
     """
-    out, source, depth = options.out, options.source, options.depth
+    out, source = options.out, options.source
     checkpoint = checkpoint_path(out)
     with join_process_group(options.device) as (world, device):
         detector = load_detector(options, device)
+        depth = _part_or_names(options.depth, detector)
         source = match_source(source, detector)
         frames = load_labelled_frames(source, device, detector.classes)
+        warn_of_fewer_frames(frames, source.count, source.data, source.split)
         warn_if_implausible(detector, frames)
+        stated = {name: str(value) for name, value in asdict(source).items() if value is not None}
+        if options.resume and not options.force and out.exists():
+            _refuse_other_settings(options, Posterior.load(out, detector), depth, stated)
         posterior = fit_posterior(
             detector,
             load_in_background(frames, options.workers, device, source.seed, options.batch),
-            _part_or_names(depth, detector),
+            depth,
             options.n_data,
             options.prior_precision,
             options.fisher,
@@ -52,7 +57,6 @@ def run(options: FitCommand, progress: Progress | None = None) -> Posterior:
             distributed=not world.is_single,
             progress=progress,
         )
-        stated = {name: str(value) for name, value in asdict(source).items() if value is not None}
         meta = {**posterior.meta, **options.detector_meta, **stated}
         posterior = replace(posterior, meta=meta)
         if world.rank == 0:
@@ -64,6 +68,36 @@ def run(options: FitCommand, progress: Progress | None = None) -> Posterior:
     for path in (own, second_pass_path(own)):
         path.unlink(missing_ok=True)
     return posterior
+
+
+def _refuse_other_settings(
+    options: FitCommand, stored: Posterior, depth: str | list[str], stated: dict[str, str]
+) -> None:
+    """Raise if the posterior in the output was fitted with other options; stated: its frames."""
+    is_auto = EVIDENCE_LAYERS in stored.meta or stored.form == "paper"
+    of_file = {
+        **{name: text for name, text in stored.meta.items() if name != EVIDENCE_LAYERS},
+        "depth": stored.depth,
+        "fisher": stored.fisher,
+        "form": stored.form,
+        "ekfac": not all(block.is_kronecker for block in stored.blocks.values()),
+        "calibrated": stored.error_model is not None,
+        "n_data": stored.n_data,
+        "prior_precision": "auto" if is_auto else stored.prior_precision,
+    }
+    given = {
+        **stated,
+        **options.detector_meta,
+        "fraction": f"{options.fraction:g}",
+        "depth": depth if isinstance(depth, str) else ",".join(depth),
+        "fisher": options.fisher,
+        "form": options.form,
+        "ekfac": options.ekfac,
+        "calibrated": False,
+        "n_data": stored.n_data if options.n_data is None else options.n_data,
+        "prior_precision": "auto" if options.form == "paper" else options.prior_precision,
+    }
+    refuse_other_settings(options.out, of_file, {**dict.fromkeys(of_file), **given})
 
 
 def _part_or_names(depth: str, detector: Detector) -> str | list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from warnings import warn
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from boxcov.data import batched, coco, kitti, loaded, nuscenes, simulated
 from boxcov.data.sequence import FrameSequence
-from boxcov.errors import BoxcovError, did_you_mean, join_names
+from boxcov.errors import BoxcovError, BoxcovWarning, counted, did_you_mean, join_names
 from boxcov.input_file import MAX_FRAMES, conform
 from boxcov.pipeline.kitti_axes import KittiAsNuScenes, has_kitti_classes
 from boxcov.pipeline.options import DataOptions, PredictedData
@@ -73,6 +74,17 @@ def load_labelled_frames(
     frames = load_frames(source, device, classes)
     check_labels(frames, source)
     return frames
+
+
+def warn_of_fewer_frames(frames: Sequence[Any], count: int | None, *where: str | None) -> None:
+    """Warn if ``--count`` asks for more frames than there are; where: data and split, if known."""
+    if count is not None and len(frames) < count:
+        there = f"{' '.join(filter(None, where))}: there are {counted(len(frames), 'frame')}"
+        warn(
+            f"{there}, fewer than --count {count}",
+            BoxcovWarning,
+            stacklevel=3,
+        )
 
 
 def check_labels(frames: Sequence[Any], source: DataOptions) -> None:

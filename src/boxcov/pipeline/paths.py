@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from boxcov.errors import BoxcovError
 from boxcov.files import check_writable, hold, make_folder, remove_leftovers
@@ -22,6 +22,7 @@ def holds_output(run: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[C,
 
     The output can be written, or it is an error before the work. A file that exists is replaced
     only with ``options.force``, or by a run that continues: it may have been killed after it wrote.
+    Such a run calls ``refuse_other_settings`` as soon as its own settings are known.
     What a killed run left of it is removed. Under torchrun rank 0 holds it for all.
     """
 
@@ -67,6 +68,16 @@ def check_output(out: Path, may_replace: bool, folder: bool = False) -> None:
     is_there = out.is_file() or (out.is_dir() and any(out.iterdir()))
     if is_there and not may_replace:
         raise BoxcovError(f"{out}: exists: replace it with --force, or give another name")
+
+
+def refuse_other_settings(out: Path, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Raise if ``out``, which a resumed run would replace, was made with other settings."""
+    for name, value in given.items():
+        if stored.get(name) != value:
+            raise BoxcovError(
+                f"{out}: exists, made with other options ({name} was {stored.get(name)!r}, now "
+                f"{value!r}): replace it with --force, or give another name"
+            )
 
 
 def checkpoint_path(out: Path) -> Path:

@@ -34,11 +34,12 @@ from boxcov.pipeline.frames import (
     other_split,
     shares_frames,
     silent,
+    warn_of_fewer_frames,
 )
 from boxcov.pipeline.options import DataOptions, EstimatorOptions, PredictCommand, RankCommand
 from boxcov.pipeline.options.option import SHIPPED_POSTERIOR
 from boxcov.pipeline.output_format import check_format, write_detections
-from boxcov.pipeline.paths import holds_output
+from boxcov.pipeline.paths import holds_output, refuse_other_settings
 from boxcov.pipeline.show import check_frames, check_show, pictures
 from boxcov.plain_text import printable
 from boxcov.posterior import file as posterior_file
@@ -82,6 +83,9 @@ def run(
         check_format(options.format, frames, fields, is_calibrated, options.message)
         about = {**posterior_meta(estimator_options), **options.detector_meta, **frames_meta}
         meta = model_meta(model, about)
+        may_differ = options.force or not options.resume or options.format != "native"
+        if not may_differ and options.out.exists():
+            refuse_other_settings(options.out, Detections.load(options.out).meta, meta)
         loaded = load_in_background(frames, options.workers, device, seed)
         compute = partial(_predict_block, model, total=len(frames), progress=progress)
         store.fill(loaded, meta, compute, world, progress)
@@ -127,11 +131,13 @@ def open_frames(
         frames: Any = FileFrames(list(look_at_first(detector, islice(entries, source.count))))
         if options.workers and is_video(where):
             raise BoxcovError(f"{where}: a video is read in order: remove --workers")
+        warn_of_fewer_frames(frames, source.count, str(where))
         names = [printable(name, one_line=True) for name in frames.names]
         return frames, {"files": printable(where, one_line=True), "names": names}
     source = replace(source, split=source.split or default_test_split(source.data))
     source = match_source(source, detector)
     frames = load_frames(source, device, detector.classes)
+    warn_of_fewer_frames(frames, source.count, source.data, source.split)
     warn_if_implausible(detector, frames)
     return frames, {"source": asdict(source)}
 

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from boxcov.detections import Detections
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, counted
 from boxcov.files import to_json
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frame_files import (
@@ -101,9 +101,9 @@ class Latencies:
             return "no frame was predicted"
         p50, p95, p99 = np.percentile(self._last, [50, 95, 99])
         frames = (
-            f"{self.count - WARMUP} frames after {WARMUP} of warm-up"
+            f"{counted(self.count - WARMUP, 'frame')} after {WARMUP} of warm-up"
             if self.count > WARMUP
-            else f"{self.count} frames, all of them warm-up"
+            else f"{counted(self.count, 'frame')}, all warm-up"
         )
         return (
             f"{frames}: p50 {p50:.1f} ms, p95 {p95:.1f} ms, p99 {p99:.1f} ms, "

@@ -16,6 +16,7 @@ from boxcov.errors import BoxcovError
 from boxcov.evaluate.average_precision import average_precision, mean_precision
 from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.files import remove_leftovers, write_json
+from boxcov.input_file import read_json
 from boxcov.pipeline.detectors import move_to_device
 from boxcov.pipeline.frames import (
     Progress,
@@ -25,7 +26,7 @@ from boxcov.pipeline.frames import (
     silent,
 )
 from boxcov.pipeline.options import DataOptions, TrainCommand
-from boxcov.pipeline.paths import check_output, holds_output
+from boxcov.pipeline.paths import check_output, holds_output, refuse_other_settings
 
 PrecisionTable = dict[str, dict[float, float]]  # by class and distance in metres
 _REPORTED = ("config", "data", "split", "steps", "batch", "rate", "sweeps", "seed", "start_from")
@@ -50,6 +51,9 @@ def run(
     check_output(report_path, options.force or options.resume)
     for path in (report_path, checkpoint):
         remove_leftovers(path)
+    stated = {name: getattr(options, name) for name in _REPORTED}
+    if options.resume and not options.force and report_path.exists():
+        refuse_other_settings(options.out, read_json(report_path), stated)
     detector = move_to_device(_initial_detector(options), options.device)
     source = DataOptions(options.data, options.split, options.count, options.seed, options.sweeps)
     began = perf_counter()
@@ -65,7 +69,7 @@ def run(
     minutes = (perf_counter() - began) / 60
     save(detector, options.out)
     report = {
-        **{name: getattr(options, name) for name in _REPORTED},
+        **stated,
         "frames": len(frames),
         "seconds_to_make_frames": seconds_to_load,
         "minutes": minutes,

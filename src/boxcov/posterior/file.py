@@ -124,6 +124,12 @@ def load(path: str | Path, detector: Detector) -> Posterior:
         return posterior.with_error_model(_error_model(about, tensors))
 
 
+def named_detector(path: str | Path) -> str:
+    """Return the ``--detector`` that the file of a posterior names; "" if it was made in Python."""
+    with open_tensors(path, "a boxcov posterior", _KEY) as (about, _):
+        return str(conform(about["meta"], dict[str, Any], "meta").get("detector", ""))
+
+
 def _check_header(about: Mapping[str, Any], detector: Detector, path: str) -> None:
     """Raise if the header of a file belongs to another detector; warn if it does not say."""
     check_fingerprint(about["weights_sha256"], detector, path)

@@ -23,7 +23,7 @@ from boxcov._torch.layers import full_precision
 from boxcov._torch.modules import check_fingerprint
 from boxcov.detector import Detector, check_configuration
 from boxcov.error_model.model import ErrorModel, describe_error_model
-from boxcov.errors import BoxcovError, check_whole, join_names
+from boxcov.errors import BoxcovError, check_whole, counted, join_names
 from boxcov.posterior.kronecker_block import (
     Eigendecomposition,
     KroneckerBlock,
@@ -118,19 +118,20 @@ class Posterior:
 
     def __repr__(self) -> str:
         weights = sum(block.size for block in self.blocks.values())
-        bound = f", variances within {self.error:.2%}" if self.error else ""
-        skipped = f" ({self.skipped} items skipped)" if self.skipped else ""
+        bound = f", variances within {100 * self.error:.2f} %" if self.error else ""
+        skipped = f" ({counted(self.skipped, 'item')} skipped)" if self.skipped else ""
         lines = [
             f"Posterior(depth={self.depth!r}, form={self.form!r})",
             f"layers: {len(self.blocks)} ({join_names(self.blocks, 3)}), {weights:,} weights",
             f"prior precision: {self.prior_summary}",
-            f"Fisher: {self.fisher}, {self.frames} frames{skipped} for n_data={self.n_data:g}",
+            f"Fisher: {self.fisher}, {counted(self.frames, 'frame')}{skipped} for "
+            f"n_data={self.n_data:g}",
             f"stored: {self.storage().stored / 2**20:.2f} MiB{bound}",
             f"error model: {describe_error_model(self.error_model)}",
         ]
         corrected = sum(not block.is_kronecker for block in self.blocks.values())
         if corrected:
-            lines.insert(4, f"EKFAC: {corrected} layers")
+            lines.insert(4, f"EKFAC: {counted(corrected, 'layer')}")
         return "\n  ".join(lines)
 
     @cached_property  # every frame's meta data hold it
@@ -146,8 +147,8 @@ class Posterior:
             return f"{span}, one per layer"
         by_evidence = len(set(self.meta[EVIDENCE_LAYERS].split(",")) & set(self.blocks))
         others = len(self.blocks) - by_evidence
-        how = f"{by_evidence} layers set by the frames, {others} by the size of the weights"
-        return f"auto, {span} ({how})"
+        by_frames = f"{counted(by_evidence, 'layer')} set by the frames"
+        return f"auto, {span} ({by_frames}, {others} by the size of the weights)"
 
     @property
     def parameters(self) -> list[str]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from boxcov.detections import Detections
-from boxcov.errors import BoxcovError, join_names
+from boxcov.errors import BoxcovError, counted, join_names
 from boxcov.evaluate.ground_truth import GroundTruth, match_detections
 from boxcov.evaluate.records import Records
 from boxcov.outlines import background_of
@@ -127,7 +127,7 @@ class Study:
 
     def __repr__(self) -> str:
         names = join_names(method.name for method in self.methods) or "no methods"
-        return f"Study({self.title!r}: {names}, {len(self.scenes)} scenes)"
+        return f"Study({self.title!r}: {names}, {counted(len(self.scenes), 'scene')})"
 
     @property
     def fields(self) -> tuple[str, ...]:

@@ -92,17 +92,14 @@ def covariance_table(rows: Sequence[Mapping[str, Any]]) -> str:
             cells = [row.get(name) for name in names]
             if any(cell is not None for cell in cells):
                 lines.append([row["method"], words, *(_metric_cell(cell) for cell in cells)])
-    return (
-        html_table(["method", "distribution of the errors", *COVARIANCE_METRICS], lines)
-        if lines
-        else ""
-    )
+    metrics = (name.replace("%", " %") for name in COVARIANCE_METRICS)
+    return html_table(["method", "distribution of the errors", *metrics], lines) if lines else ""
 
 
 def group_table(groups: Mapping[str, Headline]) -> str:
     """Return one row per class or range: predicted and observed shares, AUROC and coverage."""
     head = ["", "boxes", "bad boxes", "mean risk", "AUROC", "AUROC of 1 − score"]
-    head += [f"inside {level:.0%}".replace("%", " %") for level in LEVELS]
+    head += [f"inside {100 * level:.0f} %" for level in LEVELS]
     lines: list[list[Cell]] = []
     for name, one in groups.items():
         shares = [_percent(one.bad), _percent(one.risk)]

@@ -53,7 +53,7 @@ def headline(records: Records) -> Headline:
         risk=float("nan") if risk is None or not len(bad) else float(risk.mean()),
         auroc=auroc(bad, records.uncertainty if risk is None else risk),
         baseline=auroc(bad, 1 - records.scores),
-        ece=float("nan") if risk is None or not len(bad) else calibration_error(risk, bad),
+        ece=float("nan") if risk is None else calibration_error(risk, bad),
         inside={level: _inside(records, level) for level in LEVELS},
     )
 

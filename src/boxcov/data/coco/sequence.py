@@ -18,7 +18,7 @@ from torch import Tensor
 from boxcov.data.coco.images import letterbox, read_image
 from boxcov.data.points import check_objects
 from boxcov.data.sequence import FrameSequence, leads_out
-from boxcov.errors import BoxcovError, BoxcovWarning, join_names
+from boxcov.errors import BoxcovError, BoxcovWarning, counted, join_names
 from boxcov.input_file import conform, read_json, reading
 
 Frame = tuple[Tensor, list[dict[str, Any]]]
@@ -184,7 +184,7 @@ def _annotations(content: Any, classes: Sequence[str] | None, path: Path) -> Ann
     stray = sorted(set(objects) - {picture.id for picture in pictures})
     if stray:
         raise BoxcovError(
-            f"{path}: objects in {len(stray)} images that it does not list "
+            f"{path}: objects in {counted(len(stray), 'image')} that it does not list "
             f"({join_names(map(str, stray))})"
         )
     if len({picture.id for picture in pictures}) < len(pictures):

@@ -28,7 +28,7 @@ from boxcov.data.kitti.camera import (
 from boxcov.data.kitti.sequence import Kitti, read_labels
 from boxcov.data.poses import BOX_FIELDS, propagate, wrap_angle
 from boxcov.detections import Detections
-from boxcov.errors import BoxcovError, BoxcovWarning
+from boxcov.errors import BoxcovError, BoxcovWarning, counted
 from boxcov.files import make_folder, to_json, write_text
 from boxcov.input_file import read_bytes, read_json, reading
 
@@ -124,7 +124,8 @@ def _read_frame(
     with reading(folder / COVARIANCES, "a file of covariances of KITTI results"):
         if rows is not None and len(rows) != len(entries):
             raise BoxcovError(
-                f"{path}: {len(entries)} objects, but {len(rows)} in {folder / COVARIANCES}: they "
+                f"{path}: {counted(len(entries), 'object')}, but {len(rows)} in "
+                f"{folder / COVARIANCES}: they "
                 "were not written together"
             )
         numbers = torch.tensor([values for _, values in entries], dtype=torch.float64)

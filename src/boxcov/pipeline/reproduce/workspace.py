@@ -107,7 +107,7 @@ class Workspace:
         return self._posteriors[share]
 
     def _fit(self, share: float, checkpoint: Path) -> Posterior:
-        s, step = self.setting, f"posterior from {share:.0%} of the frames"
+        s, step = self.setting, f"posterior from {100 * share:.0f} % of the frames"
         source = DataOptions(s.data, s.split, s.count, s.seed, s.sweeps)
         frames = load_frames(source, s.device, self.detector.classes)
         return fit(
