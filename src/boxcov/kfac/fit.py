@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from boxcov._torch.distributed import World
 from boxcov._torch.modules import check_finite_weights, fingerprint
 from boxcov.detector import Detector, check_type, own_configuration
-from boxcov.errors import BoxcovError, BoxcovWarning, check_choice, check_seed, join_names
+from boxcov.errors import BoxcovError, BoxcovWarning, check_choice, check_seed, counted, join_names
 from boxcov.kfac.accumulate import Accumulator
 from boxcov.kfac.checkpoint import Checkpoint
 from boxcov.kfac.ekfac import GradientMoments
@@ -246,7 +246,7 @@ def _check_factors(accumulator: Accumulator, skipped: int) -> None:
     unseen = [name for name, one in sums.items() if not one.locations]
     if unseen:
         raise BoxcovError(
-            f"{join_names(unseen)} saw no location in {frames} frames: "
+            f"{join_names(unseen)} saw no location in {counted(frames, 'frame')}: "
             "give frames with something in them"
         )
     cut_off = [name for name, one in sums.items() if not one.has_gradient]
@@ -259,7 +259,7 @@ def _check_factors(accumulator: Accumulator, skipped: int) -> None:
     flat = [name for name, one in sums.items() if not bool(one.H.any())]
     if flat:
         warn(
-            f"the loss of {frames} frames has a zero gradient for {join_names(flat)}: "
+            f"the loss of {counted(frames, 'frame')} has a zero gradient for {join_names(flat)}: "
             "the posterior there is the prior",
             BoxcovWarning,
             stacklevel=4,

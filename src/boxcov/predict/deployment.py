@@ -19,7 +19,7 @@ from boxcov._torch.process_state import ProcessLock
 from boxcov._torch.snapshot import ModuleSnapshot, WeightChecksum
 from boxcov.detections import Detections
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError, BoxcovWarning
+from boxcov.errors import BoxcovError, BoxcovWarning, counted
 from boxcov.predict.cuda.static_graph import CaptureError, Graphs, backend_flags
 from boxcov.predict.exact import ExactGLM
 from boxcov.predict.mcglm import MCGLM
@@ -288,7 +288,7 @@ class CompiledModel:
         expected = self._plain(example)
         if found is None:
             raise BoxcovError(
-                f"the example with {len(expected)} boxes is beyond {self.limits}: "
+                f"the example with {counted(len(expected), 'box')} is beyond {self.limits}: "
                 "pass larger limits to boxcov.compile"
             )
         same = torch.equal(found.boxes, expected.boxes)

@@ -24,7 +24,7 @@ from boxcov._torch.snapshot import ModuleSnapshot, WeightChecksum
 from boxcov.detections import Detections
 from boxcov.detector import SIGNAL_INPUTS, Detector, check_type
 from boxcov.error_model.model import ErrorModel, describe_error_model
-from boxcov.errors import BoxcovError, NotFiniteError
+from boxcov.errors import BoxcovError, NotFiniteError, counted
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.engine_options import DEFAULT_ENGINE, EngineOptions
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
@@ -169,7 +169,7 @@ class Predictor(ABC):
         lines = [
             f"{type(self).__name__}({', '.join(arguments)})",
             f"  detector: {type(detector).__name__}, {len(detector.box_fields)} box fields, "
-            f"{len(detector.classes)} classes, on {self.device}",
+            f"{counted(len(detector.classes), 'class')}, on {self.device}",
         ]
         if posterior is not None:
             lines.append(

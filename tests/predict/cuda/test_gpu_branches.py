@@ -343,6 +343,6 @@ def test_cheap_checks_of_a_gpu() -> None:
     assert len(done) == 10
 
 
-@pytest.mark.filterwarnings("ignore:the loss of 1 frames has a zero gradient")
+@pytest.mark.filterwarnings("ignore:the loss of 1 frame has a zero gradient")
 def test_check_of_threads() -> None:
     gpu_checks().threads(boxcov.ExactGLM, detector_of(pillar_config()))
