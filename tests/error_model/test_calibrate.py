@@ -20,6 +20,7 @@ from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.error_model.calibrate import fit_error_model
 from boxcov.error_model.labelled_frames import predict_frames
+from boxcov.error_model.model_file import error_model_text, read_error_model
 from boxcov.error_model.network import TrainingOptions
 from boxcov.evaluate.ground_truth import match_detections
 from boxcov.evaluate.quality import auroc
@@ -81,8 +82,8 @@ def test_a_file_with_one_noise_for_all_classes_loads(
 ) -> None:
     model = calibrated.error_model
     one = torch.linspace(0.1, 0.5, len(model.fields))
-    old = type(model).from_file(model.to_json(), {**model.tensors(), "noise": one})
-    again = type(old).from_file(old.to_json(), old.tensors())
+    old = read_error_model(error_model_text(model), {**model.tensors(), "noise": one})
+    again = read_error_model(error_model_text(old), old.tensors())
     found = again.apply(calibrated.with_signals(image))
     expected = found.scale.square() * found.dof / (found.dof - 2) + one.square()
     torch.testing.assert_close(found.predictive.diagonal(dim1=1, dim2=2), expected)
@@ -287,7 +288,7 @@ def with_velocity(collected: Any) -> tuple[Detections, Records]:
 def test_a_field_with_unknown_errors_is_nan(with_velocity: tuple[Detections, Records]) -> None:
     found, records = with_velocity
     model = fit_error_model(found, records, **ABOUT)
-    again = type(model).from_file(model.to_json(), model.tensors())  # may be stored
+    again = read_error_model(error_model_text(model), model.tensors())  # may be stored
     known = again.apply(found)
     assert bool(known.scale[:, 5].isnan().all())
     assert bool(known.scale[:, :5].isfinite().all())

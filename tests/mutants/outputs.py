@@ -131,8 +131,8 @@ OUTPUTS = [
     ),
     Mutant(
         "inputs of an error model are known",
-        "error_model/model.py",
-        "        _check_inputs(model)\n",
+        "error_model/model_file.py",
+        "    _check_inputs(model)\n",
         "",
         f"{POSTERIOR}test_error_models_out_of_range_are_refused",
     ),

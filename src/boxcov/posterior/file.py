@@ -15,6 +15,7 @@ from torch import Tensor
 from boxcov._torch.modules import check_fingerprint
 from boxcov.detector import Detector, check_configuration, own_configuration
 from boxcov.error_model.model import ErrorModel
+from boxcov.error_model.model_file import error_model_text, read_error_model
 from boxcov.errors import BoxcovError, BoxcovWarning, join_names
 from boxcov.files import to_json, write_safetensors
 from boxcov.input_file import conform, open_tensors
@@ -85,7 +86,7 @@ def save(posterior: Posterior, path: str | Path) -> None:
         **{name: getattr(posterior, name) for name in _ENTRIES},
     }
     if posterior.error_model is not None:
-        about["error_model"] = posterior.error_model.to_json()
+        about["error_model"] = error_model_text(posterior.error_model)
         own = posterior.error_model.to("cpu").tensors()
         tensors |= {f"{_ERROR_MODEL}{name}": tensor.contiguous() for name, tensor in own.items()}
     if posterior.error:
@@ -174,7 +175,7 @@ def _error_model(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Err
         for name, tensor in tensors.items()
         if name.startswith(_ERROR_MODEL)
     }
-    return ErrorModel.from_file(about["error_model"], own)
+    return read_error_model(about["error_model"], own)
 
 
 def _tensors(posterior: Posterior) -> tuple[dict[str, Tensor], dict[int, int]]:

@@ -8,13 +8,12 @@ checkpoint's meta data or in a file beside it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from warnings import warn
 
 from boxcov.detectors.centerpoint.config import (
-    FRAMEWORKS,
     Config,
     Framework,
     Loss,
@@ -24,72 +23,16 @@ from boxcov.detectors.centerpoint.config import (
 )
 from boxcov.detectors.centerpoint.config_file import (
     SUFFIXES,
-    UNKNOWN,
     Settings,
     parse_settings,
     read_settings,
 )
+from boxcov.detectors.centerpoint.upstream_settings import SettingsReader, framework_of
 from boxcov.errors import BoxcovError, BoxcovWarning, join_names
 from boxcov.input_file import open_bytes, reading
 
 NAMES = ("pillar02", "voxel01", "voxel0075")
 CIRCLE = "-circlenms"  # at the end of a name: circle NMS instead of rotated NMS
-_VOXELS = "DATA_CONFIG.DATA_PROCESSOR.transform_points_to_voxels"
-# The sections of the files of mmdetection3d, det3d and OpenPCDet. The first place of a section that
-# exists counts.
-_SECTIONS: dict[str, tuple[str, str, str]] = {
-    "-": ("", "", ""),
-    "data": ("", "", "DATA_CONFIG"),
-    "shuffle": ("", "", "DATA_CONFIG.DATA_PROCESSOR.shuffle_points.SHUFFLE_ENABLED"),
-    "voxels": (
-        "model.pts_voxel_layer model.data_preprocessor.voxel_layer",
-        "voxel_generator",
-        f"{_VOXELS} {_VOXELS}_placeholder",
-    ),
-    "encoder": ("model.pts_voxel_encoder", "model.reader", "MODEL.VFE"),
-    "backbone": ("model.pts_backbone", "", "MODEL.BACKBONE_2D"),
-    "neck": ("model.pts_neck", "model.neck", ""),
-    "head": ("model.pts_bbox_head", "model.bbox_head", "MODEL.DENSE_HEAD"),
-    "coder": ("model.pts_bbox_head.bbox_coder", "", ""),
-    "targets": ("", "", "MODEL.DENSE_HEAD.TARGET_ASSIGNER_CONFIG"),
-    "test": ("model.test_cfg.pts test_cfg.pts", "test_cfg", "MODEL.DENSE_HEAD.POST_PROCESSING"),
-    "nms": ("", "test_cfg.nms", "MODEL.DENSE_HEAD.POST_PROCESSING.NMS_CONFIG"),
-    "train": ("model.train_cfg.pts train_cfg.pts", "", "MODEL.DENSE_HEAD.LOSS_CONFIG.LOSS_WEIGHTS"),
-}
-# Where the files of the three hold a setting: a section and the path in it; a dash for nowhere. The
-# names with a 2 are what a file says a second time and decodes boxes by.
-_PATHS = """
-voxel_size   voxels.voxel_size            voxels.voxel_size            voxels.VOXEL_SIZE
-point_range  voxels.point_cloud_range     voxels.range                 data.POINT_CLOUD_RANGE
-max_points   voxels.max_num_points        voxels.max_points_in_voxel   voxels.MAX_POINTS_PER_VOXEL
-max_cells    voxels.max_voxels            voxels.max_voxel_num         voxels.MAX_NUMBER_OF_VOXELS
-encoder      encoder.type                 encoder.type                 encoder.NAME
-pillars      encoder.feat_channels        encoder.num_filters          encoder.NUM_FILTERS
-widths       backbone.out_channels        neck.ds_num_filters          backbone.NUM_FILTERS
-layers       backbone.layer_nums          neck.layer_nums              backbone.LAYER_NUMS
-strides      backbone.layer_strides       neck.ds_layer_strides        backbone.LAYER_STRIDES
-up_widths    neck.out_channels            neck.us_num_filters          backbone.NUM_UPSAMPLE_FILTERS
-up_strides   neck.upsample_strides        neck.us_layer_strides        backbone.UPSAMPLE_STRIDES
-shared       head.share_conv_channel      head.share_conv_channel      head.SHARED_CONV_CHANNEL
-branch       head.separate_head.head_conv -                            head.SHARED_CONV_CHANNEL
-tasks        head.tasks                   head.tasks                   head.CLASS_NAMES_EACH_HEAD
-branches     head.common_heads            head.common_heads  head.SEPARATE_HEAD_CFG.HEAD_DICT
-threshold    coder.score_threshold        test.score_threshold         test.SCORE_THRESH
-candidates   coder.max_num                nms.nms_pre_max_size         test.MAX_OBJ_PER_SAMPLE
-centre_range coder.post_center_range      test.post_center_limit_range test.POST_CENTER_LIMIT_RANGE
-nms          test.nms_type                test.circular_nms            nms.NMS_TYPE
-nms_limit    test.pre_max_size            nms.nms_pre_max_size         nms.NMS_PRE_MAXSIZE
-overlap      test.nms_thr                 nms.nms_iou_threshold        nms.NMS_THRESH
-radii        test.min_radius              test.min_radius              -
-max_boxes    test.post_max_size           nms.nms_post_max_size        nms.NMS_POST_MAXSIZE
-weights      train.code_weights           head.code_weights            train.code_weights
-box_weight   head.loss_bbox.loss_weight   head.weight                  train.loc_weight
-shuffled     -                            -                            shuffle.test
-voxel_size2  coder.voxel_size             test.voxel_size              -
-point_range2 coder.pc_range               test.pc_range                -
-stride2      coder.out_size_factor        test.out_size_factor         targets.FEATURE_MAP_STRIDE
-"""
-_BY_NAME = {name: row for name, *row in map(str.split, _PATHS.strip().splitlines())}
 _ABSENT = object()
 _CIRCLE_NMS = ("circle", "circle_nms", True)
 _PILLAR_ENCODERS = ("PillarFeatureNet", "DynPillarVFE", "DynamicPillarVFE")
@@ -216,13 +159,6 @@ def named_config(name: str, framework: Framework) -> Config:
     return replace(config, reporting=rules, sweeps=10)
 
 
-def framework_of(settings: Settings) -> Framework | None:
-    """Return the framework whose files have these settings."""
-    heads = dict(zip(FRAMEWORKS, _SECTIONS["head"]))
-    is_there = (name for name, at in heads.items() if isinstance(settings.at(str(at)), Mapping))
-    return next(is_there, None)
-
-
 def config_of(settings: Settings, framework: Framework) -> Config:
     """Return the configuration that a framework's file describes."""
     found = framework_of(settings)
@@ -234,41 +170,10 @@ def config_of(settings: Settings, framework: Framework) -> Config:
             f"{settings.source}: a configuration of {found}, but the checkpoint is of {framework}"
         )
     with reading(settings.source, "a configuration of a CenterPoint"):
-        return _build(_Reader(settings, framework))
+        return _build(SettingsReader(settings, framework))
 
 
-@dataclass(frozen=True)
-class _Reader:
-    """Settings by the names in ``_PATHS``."""
-
-    settings: Settings
-    framework: Framework
-
-    def get(self, path: str, default: Any = None) -> Any:
-        """Return a setting; path: a name in ``_PATHS``, or a section and the path in it."""
-        places = self.places(path)
-        if not places:
-            raise BoxcovError(f"files of {self.framework} have no {path}")
-        return self.settings.get(*places, default=default)
-
-    def optional(self, path: str) -> Any:
-        """Return a setting; None if the file does not have it, or only running it would tell."""
-        found = (self.settings.at(place) for place in self.places(path))
-        return next((value for value in found if value is not None and value is not UNKNOWN), None)
-
-    def places(self, path: str) -> list[str]:
-        """Return where the framework's files may hold a setting; path: as in ``get``."""
-        column = FRAMEWORKS.index(self.framework)
-        section, _, rest = (_BY_NAME[path][column] if path in _BY_NAME else path).partition(".")
-        return [f"{start}.{rest}" for start in _SECTIONS[section][column].split()]
-
-    def fields(self, of: Any, *names: str) -> dict[str, Any]:
-        """Return the settings ``names``, by default those of ``of``, with tuples for lists."""
-        found = {name: self.get(name, getattr(of, name)) for name in names}
-        return {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
-
-
-def _build(reader: _Reader) -> Config:
+def _build(reader: SettingsReader) -> Config:
     framework, kind = reader.framework, reader.get("encoder")
     if kind not in (*_PILLAR_ENCODERS, *_VOXEL_ENCODERS):
         raise BoxcovError(f"boxcov does not implement the encoder {kind}")
@@ -296,7 +201,7 @@ def _build(reader: _Reader) -> Config:
     return config
 
 
-def _warn_if_not_nuscenes(reader: _Reader) -> None:
+def _warn_if_not_nuscenes(reader: SettingsReader) -> None:
     """Warn if the network was trained on another data set: the shapes do not tell its points."""
     settings = reader.settings
     name = settings.at("DATA_CONFIG.DATASET") or settings.at("dataset_type")
@@ -310,7 +215,7 @@ def _warn_if_not_nuscenes(reader: _Reader) -> None:
         )
 
 
-def _sweeps(reader: _Reader) -> int | None:
+def _sweeps(reader: SettingsReader) -> int | None:
     """Return the sweeps per frame that the network was trained on, the newest included."""
     settings = reader.settings
     steps = settings.at("test_pipeline")  # mmdetection3d does not count the newest
@@ -321,7 +226,7 @@ def _sweeps(reader: _Reader) -> int | None:
     return next((count for count in counts if isinstance(count, int)), None)
 
 
-def _check_repeated(reader: _Reader, config: Config) -> None:
+def _check_repeated(reader: SettingsReader, config: Config) -> None:
     """Raise if a file contradicts itself: boxcov would decode other boxes than the framework."""
     for name in ("voxel_size", "point_range", "stride"):
         own, again = getattr(config, name), reader.optional(f"{name}2")
@@ -340,7 +245,7 @@ def _check_repeated(reader: _Reader, config: Config) -> None:
         )
 
 
-def _encoder(reader: _Reader, base: Config) -> Pillars | Voxels:
+def _encoder(reader: SettingsReader, base: Config) -> Pillars | Voxels:
     encoder = base.encoder
     if isinstance(encoder, Pillars):
         if reader.framework == "mmdet3d" and reader.get("encoder.legacy", default=True):
@@ -357,7 +262,7 @@ def _encoder(reader: _Reader, base: Config) -> Pillars | Voxels:
     return replace(encoder, max_points=int(reader.get("max_points")), max_cells=(train, test))
 
 
-def _reporting(reader: _Reader, base: Reporting) -> Reporting:
+def _reporting(reader: SettingsReader, base: Reporting) -> Reporting:
     names = ["threshold", "candidates", "overlap", "max_boxes", "centre_range"]
     if reader.framework == "mmdet3d":
         base = replace(base, threshold=0.0, candidates=100)  # the defaults of its box coder
@@ -379,7 +284,7 @@ def _reporting(reader: _Reader, base: Reporting) -> Reporting:
     return replace(base, nms="circle", **found, **reader.fields(base, "radii"))
 
 
-def _loss(reader: _Reader, base: Loss) -> Loss:
+def _loss(reader: SettingsReader, base: Loss) -> Loss:
     weights = tuple(map(float, reader.get("weights")))
     if reader.framework == "det3d":  # it has the velocity before the rotation
         weights = (*weights[:6], *weights[8:], *weights[6:8])
