@@ -123,7 +123,7 @@ def test_bench_looks_at_its_frames(legacy_weights, monkeypatch):
     wrong = centerpoint.load(legacy_weights, Config.small(), legacy=False)
     monkeypatch.setattr(bench, "load_detector", lambda options, device: wrong)
     monkeypatch.setattr(bench, "fit", lambda *given, **options: 1 / 0)
-    command = BenchCommand(detector="centerpoint:x", data="simulated:clear", frames=1)
+    command = BenchCommand(detector="centerpoint:x", data="simulated:clear", count=1)
     with (
         pytest.warns(boxcov.BoxcovWarning, match="not look right"),
         pytest.raises(ZeroDivisionError),

@@ -151,7 +151,7 @@ def test_stream_reads_files_of_its_own(folder: Path, calibrated: Path) -> None:
 
 
 def test_bench_times_it(words: str) -> None:
-    done = succeed(f"bench {words} --frames 1 --repeats 1 --samples 2 --json")
+    done = succeed(f"bench {words} --count 1 --repeats 1 --samples 2 --json")
     assert {"plain", "exact", "mcglm"} <= {row["method"] for row in done.report}
 
 

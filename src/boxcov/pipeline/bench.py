@@ -56,14 +56,14 @@ def run(options: BenchCommand, progress: Progress = silent) -> list[dict[str, An
     device = options.device
     detector = load_detector(options, device).eval()
     split = default_test_split(options.data)
-    source = DataOptions(options.data, split, options.frames + FIT_FRAMES, options.seed)
+    source = DataOptions(options.data, split, max(options.count, FIT_FRAMES), options.seed)
     frames = load_frames(match_source(source, detector), device, detector.classes)
     items = preload_frames(frames, device)
     warn_if_implausible(detector, items)
-    inputs = [ready(frame, torch.device(device)) for frame, _ in items[: options.frames]]
+    inputs = [ready(frame, torch.device(device)) for frame, _ in items[: options.count]]
     rows: list[dict[str, Any]] = []
     box_counts = options.boxes or (None,)
-    posteriors = posteriors_to_time(detector, items[options.frames :], options)
+    posteriors = posteriors_to_time(detector, items[:FIT_FRAMES], options)
     total = max(len(options.depth), 1) * len(box_counts)
     for posterior in posteriors:
         for count in box_counts:

@@ -70,7 +70,7 @@ class BenchCommand(DetectorOptions):
         "Depth of a fitted posterior: head, neck or backbone; may be repeated.",
         shown="head",
     )
-    frames: int = option(3, INPUT, "Frames to time.", within="[1, inf)")
+    count: int = option(3, INPUT, "Frames to time.", within="[1, inf)")
     repeats: int = option(7, METHOD, "Repetitions per frame.", within="[1, inf)")
     seed: int = vocabulary.seed()
     device: str = vocabulary.device()
