@@ -238,6 +238,29 @@ def graphs(detector: CenterPoint) -> str:
     return f"{min(boxes)} to {max(boxes)} boxes, {worst:.1e} off those without graphs"
 
 
+def float16(detector: CenterPoint) -> str:
+    """Tangents in float16 against those in float32, along the same directions."""
+    detector = detector.to(DEVICE).eval()
+    frames = simulated.frames(count=3, sweeps=2, device=DEVICE)
+    posterior = boxcov.fit(detector, [frames[0]], depth="backbone", prior_precision=100.0)
+    half, plain = (
+        boxcov.MCGLM(detector, posterior, samples=6, engine=boxcov.EngineOptions(precision))
+        for precision in ("tf32", "float32")
+    )
+    apart = []
+    for inputs, _ in [frames[i] for i in (0, 1, 2, 1, 0)]:
+        found, expected = half(inputs), plain(inputs)
+        require(torch.equal(found.boxes, expected.boxes), "not the plain detector's boxes")
+        apart.append((found.uncertainty / expected.uncertainty - 1).abs())
+    off = torch.cat(apart)
+    require(half.router.propagation.in_half == (DEVICE == "cuda"), "float16 was refused")
+    require("propagated tangents" in str(half.router.route), "tangents were refused")
+    # a few boxes may be at a kink, on another side in TF32
+    median, most = float(off.median()), float(off.quantile(0.95))
+    require(median < 5e-3 and most < 5e-2, f"traces are off by {median:.1e}, 95 % by {most:.1e}")
+    return f"{len(off)} boxes, traces off by {median:.1e} (median), {most:.1e} (95 %)"
+
+
 def compiled(detector: CenterPoint) -> str:
     """``boxcov.compile``: boxes of the model, and up to rounding those of a fused network."""
     detector = detector.to(DEVICE).eval()
@@ -361,6 +384,7 @@ def checks() -> Iterator[Check]:
     yield "graphs", lambda: graphs(centerpoint.load("small"))
     yield "CenterPoint small", lambda: lidar(centerpoint.load("small"))
     yield "CenterPoint voxel, untrained", lambda: lidar(voxel_network())
+    yield "float16, CenterPoint small", lambda: float16(centerpoint.load("small"))
     yield "compiled, small", lambda: compiled(centerpoint.load("small"))
     yield "compiled, voxel", lambda: compiled(voxel_network())
     yield "error model", calibrated

@@ -184,6 +184,27 @@ NUMBERS = [
         BORDER,
     ),
     Mutant(
+        "a frame that overflows float16 is computed again",
+        "predict/predictor.py",
+        "if not changes:",
+        "if True:",
+        "predict/cuda/test_float16_routes.py::test_an_overflow_of_float16_ends_its_use",
+    ),
+    Mutant(
+        "float16 is compared with its oracle",
+        "predict/route/base.py",
+        "in_half and self.tangents_check.contradicts(fast, slow)",
+        "False",
+        "predict/cuda/test_float16_routes.py::test_wrong_float16_is_refused",
+    ),
+    Mutant(
+        "zeros are no measure of tangents",
+        "predict/forward_mode/storage.py",
+        "if is_size else None",
+        "if is_size else 1.0",
+        "predict/forward_mode/test_float16.py::test_tangents_of_any_size_follow_zeros",
+    ),
+    Mutant(
         "layers of one product do not mix",
         "kfac/input_gram.py",
         "sums.unflatten(1, (row_count, pieces)).sum(2)",
@@ -192,9 +213,9 @@ NUMBERS = [
     ),
     Mutant(
         "without a compiler plain torch is used",
-        "detectors/centerpoint/sparse_kernel.py",
+        "_torch/triton_kernels.py",
         "except Exception as error:",
         "except ImportError as error:",
-        "detectors/centerpoint/test_sparse_kernel.py::test_a_failure_gives_one_warning",
+        "_torch/test_triton_kernels.py::test_a_failure_gives_one_warning",
     ),
 ]

@@ -29,8 +29,8 @@ ONLINE = [
     Mutant(
         "threads wait for each other",
         "predict/predictor.py",
-        "with self._lock, torch.inference_mode(False)",
-        "with torch.inference_mode(False)",
+        "with self._lock:",
+        "with torch.inference_mode(False):",
         "predict/test_threads.py::test_one_model_on_a_centerpoint",
     ),
     Mutant(
@@ -64,18 +64,18 @@ ONLINE = [
     Mutant(
         "no tensor is kept",
         "predict/predictor.py",
-        "        with self._lock, torch",
+        "        with self._lock:\n",
         '        self.__dict__.setdefault("_left", []).append(torch.zeros(1))\n'
-        "        with self._lock, torch",
+        "        with self._lock:\n",
         "predict/test_soak.py::test_memory_is_flat[mcglm]",
         SOAK,
     ),
     Mutant(
         "no memory is kept",
         "predict/predictor.py",
-        "        with self._lock, torch",
+        "        with self._lock:\n",
         '        self.__dict__.setdefault("_left", []).append(bytes(range(256)) * 256)\n'
-        "        with self._lock, torch",
+        "        with self._lock:\n",
         "predict/test_soak.py::test_memory_is_flat[mcglm]",
         SOAK,
     ),

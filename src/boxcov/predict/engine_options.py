@@ -15,7 +15,7 @@ class EngineOptions:
     """Numerical options of the engines. The defaults give float32 accuracy.
 
     precision: arithmetic of matrix products on a GPU: "float32", or "tf32", which is faster and
-        less exact.
+        less exact; tangents below the head are then in float16, which has as many digits.
     tolerance: relative error allowed for each variance of the posterior in a head with stages;
         1e-3 or 1e-2 may be much faster.
     cuda_graphs: on a GPU, replay the static part of the detector and the head's stages as CUDA

@@ -93,7 +93,17 @@ class Predictor(ABC):
         return self._run(inputs, None, with_signals=True)
 
     def _run(self, inputs: Any, error_model: ErrorModel | None, with_signals: bool) -> Detections:
-        with self._lock, torch.inference_mode(False), torch.no_grad():
+        with self._lock:
+            try:
+                return self._frame(inputs, error_model, with_signals)
+            except NotFiniteError as error:
+                with self.router.without_half(f"{error}; tangents in float16 overflow") as changes:
+                    if not changes:
+                        raise
+                    return self._frame(inputs, error_model, with_signals)
+
+    def _frame(self, inputs: Any, error_model: ErrorModel | None, with_signals: bool) -> Detections:
+        with torch.inference_mode(False), torch.no_grad():
             is_current = self.check_weights()
             inputs = ready(inputs, self.device)
             try:

@@ -28,15 +28,15 @@ from helpers.pretend_gpu import pretend_gpu, waits
 
 ROOMY = StaticLimits(boxes=300, candidates=500, pairs=100_000)
 TASKS = (("car",), ("pedestrian", "bicycle"))
+TF32 = boxcov.EngineOptions(precision="tf32")
 METHODS: dict[str, Callable[[Any, Any], Any]] = {
     "exact": lambda d, p: boxcov.ExactGLM(d, p),
     "exact, logit": lambda d, p: boxcov.ExactGLM(d, p, with_logit=True),
     "exact, samples": lambda d, p: boxcov.ExactGLM(d, p, samples=6),
     "mcglm": lambda d, p: boxcov.MCGLM(d, p, 4),
     "mcglm, logit": lambda d, p: boxcov.MCGLM(d, p, 4, with_logit=True),
-    "mcglm, tf32": lambda d, p: boxcov.MCGLM(
-        d, p, 4, engine=boxcov.EngineOptions(precision="tf32")
-    ),
+    "exact, samples, tf32": lambda d, p: boxcov.ExactGLM(d, p, samples=6, engine=TF32),
+    "mcglm, tf32": lambda d, p: boxcov.MCGLM(d, p, 4, engine=TF32),
     "mcglm, fd": lambda d, p: boxcov.MCGLM(d, p, 4, derivative="fd", epsilon=1e-3),
     "always verified": lambda d, p: boxcov.ExactGLM(
         d, p, engine=boxcov.EngineOptions(verify="always")
@@ -91,6 +91,8 @@ def check(make: Any, detector: Any, posterior: Any, frames: list[Any], device: s
     here, twin = make(detector, posterior), deepcopy(detector).to(device)
     there, results = make(twin, posterior), []
     tolerance = 2e-3 if getattr(there, "derivative", "") == "fd" else 1e-4
+    if there.engine.precision == "tf32":  # tangents are in float16
+        tolerance = 1e-2
     for inputs in frames:
         on_device = moved(inputs, device)
         expected, found, plain = here(inputs), there(on_device), twin.detect(on_device)
@@ -119,18 +121,23 @@ def deep(pillars: Any) -> Any:
     return fitted(pillars, "backbone")
 
 
-@pytest.mark.parametrize("method", ["exact, samples", "mcglm", "mcglm, tf32"])
+SAMPLES = ["exact, samples", "mcglm"]
+
+
+@pytest.mark.parametrize("method", [*SAMPLES, *(f"{m}, tf32" for m in SAMPLES)])
 def test_whole_network(pillars: Any, deep: Any, method: str) -> None:
     model = check(METHODS[method], pillars, deep, clouds(pillars), "cuda:0")
     assert model.router.graph.graphs.replayed
     assert "propagated tangents" in str(model.router.route)
+    assert model.router.propagation.in_half == ("tf32" in method)
 
 
+@pytest.mark.parametrize("method", ["mcglm", "mcglm, tf32"])
 def test_whole_network_without_stages(
-    pillars: Any, deep: Any, monkeypatch: pytest.MonkeyPatch
+    pillars: Any, deep: Any, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(type(pillars), "stages", lambda *_: None)
-    model = check(METHODS["mcglm"], pillars, deep, clouds(pillars), "cuda:0")
+    model = check(METHODS[method], pillars, deep, clouds(pillars), "cuda:0")
     assert model.router.graph.graphs.replayed
     assert "head layers by propagated tangents" in str(model.router.route)
 

@@ -1,70 +1,23 @@
 """A sparse convolution as one Triton kernel, which gathers rows while it multiplies them.
 
 Plain torch writes the gathered patches to memory, 27 times the size of the features, and copies
-them in rows of 64 bytes: 20 of the 25 ms of a voxel encoder on an H200. Triton comes with the CUDA
-builds of torch. Where it cannot be used, plain torch computes the same.
+them in rows of 64 bytes: 20 of the 25 ms of a voxel encoder on an H200.
 """
 
 from __future__ import annotations
-
-from functools import cache
-from typing import Any
-from warnings import warn
 
 import torch
 from torch import Tensor
 
 from boxcov._torch.process_state import allows_tf32
-from boxcov.errors import BoxcovWarning
-
-try:
-    import triton
-    import triton.language as tl
-except ImportError:
-    triton = tl = None
+from boxcov._torch.triton_kernels import has_triton, launch, tl
 
 _ROWS, _DEPTH = 64, 32  # of a tile: output sites, and input channels per step
 
 
 def can_gather(x: Tensor) -> bool:
     """Whether ``gather_linear`` can take these features."""
-    is_taken = x.is_cuda and x.dtype in (torch.float32, torch.float16)
-    return triton is not None and is_taken and _can_launch(x.device)
-
-
-@cache
-def _can_launch(device: torch.device) -> bool:
-    """Try the kernel, once per device.
-
-    Triton needs a C compiler, which slim containers lack, and a folder that it may write to. Before
-    compute capability 8.0 it is not supported. On other GPUs than NVIDIA's a precision may lack.
-    """
-    if torch.cuda.get_device_capability(device) < (8, 0):
-        return False
-    try:
-        _try_launch(device)
-    except Exception as error:  # of any kind: compilers, drivers and files are involved
-        reason = (str(error).splitlines() or [""])[0]
-        warn(
-            f"Triton's kernels do not run on {device} ({type(error).__name__}: {reason}), so plain "
-            "torch is used, which is slower: is there a C compiler, and can the folder "
-            "~/.triton, or TRITON_CACHE_DIR, be written to?",
-            BoxcovWarning,
-            stacklevel=2,
-        )
-        return False
-    return True
-
-
-def _try_launch(device: torch.device) -> Tensor:
-    """Gather two sites of one channel, without waiting for the result (2, 1), which is 1 and 0."""
-    one = torch.ones(1, 1, device=device)
-    return gather_linear(one, torch.tensor([[0], [1]], device=device), one)
-
-
-@cache
-def _compiled_kernel() -> Any:
-    return triton.jit(_gather_and_multiply)
+    return x.dtype in (torch.float32, torch.float16) and has_triton(x)
 
 
 def gather_linear(x: Tensor, table: Tensor, weight: Tensor) -> Tensor:
@@ -76,18 +29,18 @@ def gather_linear(x: Tensor, table: Tensor, weight: Tensor) -> Tensor:
     (n, taps), (count, channels), n_out = table.shape, x.shape, len(weight)
     out = x.new_empty(n, n_out)
     width = min(64, max(16, 1 << (n_out - 1).bit_length()))  # tensor cores take tiles of 16
-    kernel = _compiled_kernel()[-(-n // _ROWS), -(-n_out // width)]
-    with torch.cuda.device_of(x):  # which may not be the current one
-        kernel(
-            *(x.contiguous(), table, weight.t().contiguous(), out, n, count),
-            TAPS=taps,
-            CHANNELS=channels,
-            N_OUT=n_out,
-            ROWS=_ROWS,
-            WIDTH=width,
-            DEPTH=16 if channels <= 16 else _DEPTH,
-            PRECISION="tf32" if allows_tf32()[0] else "ieee",
-        )
+    launch(
+        _gather_and_multiply,
+        (-(-n // _ROWS), -(-n_out // width)),
+        *(x.contiguous(), table, weight.t().contiguous(), out, n, count),
+        TAPS=taps,
+        CHANNELS=channels,
+        N_OUT=n_out,
+        ROWS=_ROWS,
+        WIDTH=width,
+        DEPTH=16 if channels <= 16 else _DEPTH,
+        PRECISION="tf32" if allows_tf32()[0] else "ieee",
+    )
     return out
 
 

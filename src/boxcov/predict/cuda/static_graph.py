@@ -22,6 +22,7 @@ from boxcov._torch.modules import fresh, shadow
 from boxcov._torch.process_state import allows_tf32
 from boxcov.detector import Detector
 from boxcov.predict.forward_mode.directions import Directions
+from boxcov.predict.forward_mode.storage import Tangent
 from boxcov.predict.forward_mode.tangents import Tangents
 
 _MAX_GRAPHS = 2  # each holds all intermediates of a pass
@@ -149,7 +150,7 @@ class StaticGraph:
         self.graphs = Graphs(_MAX_GRAPHS)
         self._directions: Directions | None = None
         self._directions_number = 0
-        self._outputs: dict[Hashable, tuple[TreeSpec, list[Any], list[int]]] = {}
+        self._outputs: dict[Hashable, tuple[TreeSpec, list[Any], dict[int, float | None]]] = {}
         self._storages: set[int] = set()  # of the last replay's outputs
 
     def is_available(self) -> bool:
@@ -202,11 +203,11 @@ class StaticGraph:
             raw = self._static_part(given)
         leaves, form = tree_flatten(raw)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        found = [None if own is None else own.of(tensor) for tensor in tensors]
-        moving = [i for i, t in enumerate(found) if t is not None]
+        found = [None if own is None else own.stored(tensor) for tensor in tensors]
+        moving = {i: tangent.scale for i, tangent in enumerate(found) if tangent is not None}
         others = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._outputs[key] = form, others, moving
-        return (*tensors, *(t for t in found if t is not None))
+        return (*tensors, *(tangent.t for tangent in found if tangent is not None))
 
     def _unpack(
         self, key: Hashable, made: Many, given: Tensor, tangents: Tangents | None
@@ -219,8 +220,8 @@ class StaticGraph:
         storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
         self._storages = storages if is_replay else set()
         if tangents is not None:
-            for i, t in zip(moving, made[count:]):
-                tangents.put(tensors[i], t)
+            for (i, scale), t in zip(moving.items(), made[count:]):
+                tangents.put(tensors[i], Tangent(t, scale=scale))
         remaining = iter(tensors)
         leaves = [next(remaining) if leaf is None else leaf for leaf in others]
         return GraphPass(tree_unflatten(leaves, form), tensors, given, key, is_replay)

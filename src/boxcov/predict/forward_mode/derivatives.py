@@ -61,10 +61,15 @@ def directional_derivatives(point: LinearizationPoint, etas: Weights) -> Tensor:
 
 
 class TangentPropagation:
-    """Tangents along k directions through one pass, and the derivatives of the boxes from them."""
+    """Tangents along k directions through one pass, and the derivatives of the boxes from them.
 
-    def __init__(self, weights: Mapping[str, Tensor], precision: Precision) -> None:
-        self.weights, self.precision = weights, precision
+    in_half: tangents are stored in float16, which has as many digits as TF32.
+    """
+
+    def __init__(
+        self, weights: Mapping[str, Tensor], precision: Precision, in_half: bool = False
+    ) -> None:
+        self.weights, self.precision, self.in_half = weights, precision, in_half
         self._given: Mapping[str, Tensor] = {}
         self._directions: Directions | None = None
 
@@ -79,7 +84,8 @@ class TangentPropagation:
         if torch.is_autocast_enabled(device):
             return None
         if self._directions is None or self._given is not etas:
-            self._given, self._directions = etas, Directions(etas, self.weights, self.precision)
+            self._given = etas
+            self._directions = Directions(etas, self.weights, self.precision, self.in_half)
         return Tangents(self._directions, ends)
 
     def derivatives(self, point: LinearizationPoint) -> Tensor | None:

@@ -9,13 +9,15 @@ from torch import Tensor, nn
 
 from boxcov._torch.layers import LayerCall
 from boxcov._torch.process_state import Precision
+from boxcov.predict.forward_mode.storage import Float16Operands, channels_last
 
 
 class Directions:
     """k directions (k, *shape) of ``weights``, both by name; cached from frame to frame.
 
     Tangents are propagated along normalised directions, whose size every dtype can hold. ``scale``
-    (k,) multiplies the derivatives in the end.
+    (k,) multiplies the derivatives in the end. in_half: store tangents of float32 tensors in
+    float16.
     """
 
     def __init__(
@@ -23,10 +25,12 @@ class Directions:
         etas: Mapping[str, Tensor],
         weights: Mapping[str, Tensor],
         precision: Precision = "float32",
+        in_half: bool = False,
     ) -> None:
         self.names, self.precision = {id(weights[name]): name for name in etas}, precision
         self.etas, self.scale = normalise(etas, weights)
         self.count = len(self.scale)
+        self.half = Float16Operands() if in_half else None
         self._stacked: dict[tuple[str, int], Tensor] = {}
         self._factors: dict[Hashable, tuple[Tensor, Tensor, Tensor | None]] = {}
 
@@ -34,17 +38,19 @@ class Directions:
         """Directions (k, *shape) of a parameter; None if it has none."""
         return None if parameter is None else self.etas.get(self.names.get(id(parameter), ""))
 
-    def stacked(self, call: LayerCall, eta: Tensor) -> Tensor:
-        """The k directions of a call's weight as one weight with k times as many outputs."""
+    def stacked(self, call: LayerCall, eta: Tensor, factor: float | None = None) -> Tensor:
+        """The k directions of a call's weight as one weight with k times as many outputs.
+
+        factor: multiplies it, for the result in float16.
+        """
         key = self.names[id(call.weight)], call.geometry.groups
+        if factor is not None:
+            assert self.half is not None
+            return self.half.operand(key, lambda: _stack(call, eta), factor)
+        if self.half is not None:  # needed once, to measure scales, unless there are none
+            return _stack(call, eta)
         if key not in self._stacked:
-            if call.geometry.transposed:  # (k, n_in, n_out, ...)
-                stacked = eta.movedim(0, 1).flatten(1, 2)
-            elif call.geometry.kernel:  # (k, n_out, n_in / groups, ...), the groups outermost
-                stacked = eta.unflatten(1, (call.geometry.groups, -1)).transpose(0, 1).flatten(0, 2)
-            else:
-                stacked = eta.flatten(0, 1)
-            self._stacked[key] = channels_last(stacked)
+            self._stacked[key] = channels_last(_stack(call, eta))
         return self._stacked[key]
 
     def norm_factor(self, variance: Tensor, weight: Tensor | None, eps: float, dims: int) -> Tensor:
@@ -61,6 +67,15 @@ class Directions:
         return factor
 
 
+def _stack(call: LayerCall, eta: Tensor) -> Tensor:
+    """Directions (k, *shape) of a call's weight as one weight with k times as many outputs."""
+    if call.geometry.transposed:  # (k, n_in, n_out, ...)
+        return eta.movedim(0, 1).flatten(1, 2)
+    if call.geometry.kernel:  # (k, n_out, n_in / groups, ...), the groups outermost
+        return eta.unflatten(1, (call.geometry.groups, -1)).transpose(0, 1).flatten(0, 2)
+    return eta.flatten(0, 1)
+
+
 def normalise(
     etas: Mapping[str, Tensor], like: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], Tensor]:
@@ -75,8 +90,3 @@ def normalise(
         for name, eta in etas.items()
     }
     return scaled, scale
-
-
-def channels_last(x: Tensor) -> Tensor:
-    """``x`` in the memory format in which convolutions of two dimensions are fastest."""
-    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x

@@ -10,13 +10,13 @@ the calls that the network makes, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
@@ -25,8 +25,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from boxcov._torch.layers import LayerCall, parse
 from boxcov._torch.modules import float_leaves
 from boxcov._torch.process_state import matrix_precision
-from boxcov.predict.forward_mode.directions import Directions, channels_last
+from boxcov.predict.forward_mode.directions import Directions
 from boxcov.predict.forward_mode.jvp import NoRule, push_forward
+from boxcov.predict.forward_mode.storage import Tangent, channels_last, empty_tangents
 
 
 def _functions(module: Any, names: str) -> set[Any]:
@@ -47,24 +48,13 @@ _NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "
 
 
 @dataclass(frozen=True)
-class Tangent:
-    """Tangents ``t`` (k, *shape) of a tensor, still to be multiplied by ``factor`` (*shape)."""
+class _Operands:
+    """What the tangents (k, *shape) of a layer's output are products of."""
 
-    t: Tensor
-    factor: Tensor | None = None
-
-    def whole(self) -> Tensor:
-        return self.t if self.factor is None else self.write(_empty(self.t.shape, self.t))
-
-    def write(self, out: Tensor) -> Tensor:
-        """Write the product with the factor to ``out``, and return ``out``."""
-        if self.factor is None:
-            return out.copy_(self.t)
-        # in the memory format of ``t``: other strides are slow
-        return torch.mul(self.t, channels_last(self.factor.to(self.t.dtype)), out=out)
-
-    def scaled(self, factor: Tensor) -> Tangent:
-        return Tangent(self.t, factor if self.factor is None else self.factor * factor)
+    moved: Tensor | None  # (k, *shape) tangents of the input
+    weight: Tensor
+    x: Tensor
+    stacked: Tensor | None  # directions of the weight, see ``Directions.stacked``
 
 
 class Tangents(TorchFunctionMode):
@@ -80,15 +70,21 @@ class Tangents(TorchFunctionMode):
         self._tangents: Any = WeakTensorKeyDictionary()
         self._ids: set[int] = set()  # of all tensors that had tangents: a fast first test
         self._is_over = False  # an end has been reached
+        self._sums = 0  # of float16 tangents so far, which names their scales
 
     def of(self, tensor: Tensor) -> Tensor | None:
         """Tangents (k, *shape); None for a tensor that does not depend on the weights."""
         found = self._tangents.get(tensor)
         return None if found is None else found.whole()
 
-    def put(self, tensor: Tensor, t: Tensor) -> None:
-        """Set the tangents (k, *shape) of a tensor that was computed elsewhere."""
-        self._set(tensor, Tangent(t))
+    def stored(self, tensor: Tensor) -> Tangent | None:
+        """As ``of``, but not converted if they are in float16."""
+        found = self._tangents.get(tensor)
+        return None if found is None else found.simple()
+
+    def put(self, tensor: Tensor, tangent: Tangent) -> None:
+        """Set the tangents of a tensor that was computed elsewhere."""
+        self._set(tensor, tangent)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -140,40 +136,84 @@ class Tangents(TorchFunctionMode):
             raise NoRule("a transposed convolution in groups")
         if kernel and call.x.dim() < 2 + len(kernel):
             raise NoRule("a convolution without a batch")
-        product = self._convolution if kernel else self._linear
-        with matrix_precision(directions.precision) if out.is_cuda else nullcontext():
-            t = product(call, x, eta)
         if shift is not None:
             shape = (*[1] * (out.dim() - 1 - len(kernel)), -1, *[1] * len(kernel))
             shift = shift.to(out.dtype).reshape(len(shift), *shape)
-            t = shift.expand(len(shift), *out.shape) if t is None else t.add_(shift)
-        assert t is not None
-        self._set(out, Tangent(t))
+        if x is None and eta is None:
+            assert shift is not None
+            self._set(out, Tangent(shift.expand(len(shift), *out.shape)))
+            return out
+        with matrix_precision(directions.precision) if out.is_cuda else nullcontext():
+            # a weight that is computed differs from frame to frame, so that nothing can be cached
+            tangent = None
+            if self._takes_half(out) and isinstance(call.weight, nn.Parameter):
+                tangent = self._half_product(call, x, eta, shift)
+            if tangent is None:
+                tangent = Tangent(self._exact_product(call, x, eta, shift))
+        self._set(out, tangent)
         return out
 
-    def _linear(self, call: LayerCall, x: Tangent | None, eta: Tensor | None) -> Tensor | None:
-        directions, t = self.directions, None
-        if x is not None:
-            t = F.linear(x.whole(), call.weight.detach())
-        if eta is not None:
-            own = F.linear(call.x, directions.stacked(call, eta))
-            own = own.unflatten(-1, (directions.count, -1)).movedim(-2, 0)
-            t = own if t is None else t.add_(own)
+    def _exact_product(
+        self, call: LayerCall, x: Tangent | None, eta: Tensor | None, shift: Tensor | None
+    ) -> Tensor:
+        """The tangents of a layer's output, in the dtype of the layer."""
+        stacked = None if eta is None else self.directions.stacked(call, eta)
+        moved = None if x is None else x.whole()
+        t, *rest = self._terms(call, _Operands(moved, call.weight.detach(), call.x, stacked))
+        for term in (*rest, *(() if shift is None else (shift,))):
+            t.add_(term)
         return t
 
-    def _convolution(self, call: LayerCall, x: Tangent | None, eta: Tensor | None) -> Tensor | None:
-        directions, t, groups = self.directions, None, call.geometry.groups
+    def _half_product(
+        self, call: LayerCall, x: Tangent | None, eta: Tensor | None, shift: Tensor | None
+    ) -> Tangent | None:
+        """The tangents of a layer's output in float16; the scales are part of the weights.
+
+        None if what it takes has no scale.
+        """
+        half, key = self.directions.half, id(call.weight)
+        assert half is not None
+        scale = half.scale(("out", key), lambda: self._exact_product(call, x, eta, shift))
+        of_moved = 1.0 if x is None else half.scale(("in", key), x.whole)
+        of_plain = 1.0 if eta is None else half.scale(("x", key), lambda: call.x)
+        if scale is None or of_moved is None or of_plain is None:
+            return None
+        moved, weight, plain, stacked = None, call.weight.detach(), call.x, None
         if x is not None:
-            batch = channels_last(x.whole().flatten(0, 1))
-            t = call.func(batch, call.weight.detach(), None, **call.rest)
-            t = t.unflatten(0, (directions.count, -1))
+            weight = half.operand(("weight", key), call.weight.detach, of_moved / scale)
+            moved = x.half(of_moved)
+            self._set(call.x, Tangent(moved, scale=of_moved))  # for its next reader
         if eta is not None:
-            plain = channels_last(call.x)
-            own = call.func(plain, directions.stacked(call, eta), None, **call.rest)
-            own = own.unflatten(1, (groups, directions.count, -1)).movedim(2, 0)
-            own = own.flatten(2, 3)  # (k, B, n_out, ...)
-            t = own if t is None else t.add_(own)
-        return t
+            plain = Tangent(call.x.unsqueeze(0)).half(of_plain)[0]
+            stacked = self.directions.stacked(call, eta, of_plain / scale)
+        t, *rest = self._terms(call, _Operands(moved, weight, plain, stacked))
+        t = t if shift is None else t.add_(shift / scale)
+        return Tangent(t, None, scale, rest[0] if rest else None)
+
+    def _terms(self, call: LayerCall, given: _Operands) -> list[Tensor]:
+        """The terms (k, *shape) of the tangents: by those of the input, and by the directions."""
+        k, kernel = self.directions.count, call.geometry.kernel
+        terms = []
+        if given.moved is not None and kernel:
+            batch = channels_last(given.moved.flatten(0, 1))
+            t = call.func(batch, given.weight, None, **call.rest)
+            terms.append(t.unflatten(0, (k, -1)))
+        elif given.moved is not None:
+            terms.append(F.linear(given.moved, given.weight))
+        if given.stacked is not None and kernel:
+            own = call.func(channels_last(given.x), given.stacked, None, **call.rest)
+            own = own.unflatten(1, (call.geometry.groups, k, -1)).movedim(2, 0)
+            terms.append(own.flatten(2, 3))  # (k, B, n_out, ...)
+        elif given.stacked is not None:
+            own = F.linear(given.x, given.stacked)
+            terms.append(own.unflatten(-1, (k, -1)).movedim(-2, 0))
+        return terms
+
+    def _takes_half(self, out: Tensor, *tangents: Tangent | None) -> bool:
+        """Whether tangents of ``out`` are stored in float16, as one of ``tangents`` at least."""
+        if self.directions.half is None or out.dtype != torch.float32:
+            return False
+        return not tangents or any(t is not None and t.scale is not None for t in tangents)
 
     def _norm(self, args: Any, kwargs: Any) -> Tensor:
         given = {**dict(zip(_NORM, args)), **kwargs}
@@ -205,13 +245,25 @@ class Tangents(TorchFunctionMode):
         tangents = [self._tangents.get(x) if isinstance(x, Tensor) else None for x in args]
         shapes = [x.shape if isinstance(x, Tensor) else () for x in args]
         out: Tensor = func(*args)
-        parts = [
-            _broadcast(t.whole(), len(shape), out)
-            for t, shape in zip(tangents, shapes)
-            if t is not None
-        ]
-        self._set(out, Tangent(parts[0] if len(parts) == 1 else parts[0] + parts[1]))
+        moving = [(t, len(shape)) for t, shape in zip(tangents, shapes) if t is not None]
+
+        def exact() -> Tensor:
+            parts = [_broadcast(t.whole(), dims, out) for t, dims in moving]
+            return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+
+        scale = self._scale_of_sum(exact) if self._takes_half(out, *tangents) else None
+        if scale is not None:
+            first, *rest = [_broadcast(t.half(scale), dims, out) for t, dims in moving]
+            self._set(out, Tangent(first, None, scale, rest[0] if rest else None))
+        else:
+            self._set(out, Tangent(exact()))
         return out
+
+    def _scale_of_sum(self, exact: Callable[[], Tensor]) -> float | None:
+        """The scale of a sum or concatenation of float16 tangents."""
+        assert self.directions.half is not None
+        self._sums += 1
+        return self.directions.half.scale(("sum", self._sums), exact)
 
     def _cat(self, args: Any, kwargs: Any) -> Tensor:
         out = torch.cat(*args, **kwargs)
@@ -220,19 +272,15 @@ class Tangents(TorchFunctionMode):
         if "out" in kwargs or not isinstance(dim, int):
             raise NoRule("cat with out= or a named dimension")
         dim = dim % out.dim() + 1
-        first = next(self._tangents[x].t for x in tensors if x in self._tangents)
-        whole, start = _empty((len(first), *out.shape), first), 0
-        for x in tensors:
-            if x.dim() < out.dim():
-                continue  # cat() skips torch.empty(0)
-            part = whole.narrow(dim, start, x.shape[dim - 1])
-            start += x.shape[dim - 1]
-            tangent = self._tangents.get(x)
-            if tangent is None:
-                part.zero_()
-            else:
-                tangent.write(part)
-        self._set(out, Tangent(whole))
+        parts = [
+            (self._tangents.get(x), x.shape[dim - 1])
+            for x in tensors
+            if x.dim() == out.dim()  # cat() skips torch.empty(0)
+        ]
+        scale = None
+        if self._takes_half(out, *(tangent for tangent, _ in parts)):
+            scale = self._scale_of_sum(lambda: _concatenate(parts, dim, out.shape, None))
+        self._set(out, Tangent(_concatenate(parts, dim, out.shape, scale), scale=scale))
         return out
 
     def _by_jvp(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -270,12 +318,29 @@ def _slope(func: Any, x: Tensor, rest: list[Any], kwargs: Mapping[str, Any], out
     return slope
 
 
-def _empty(shape: Sequence[int], like: Tensor) -> Tensor:
-    """Memory for tangents (k, *shape); those of maps have their channels last if ``like`` has."""
-    if like.dim() != 5 or like.stride(2) != 1:
-        return like.new_empty(shape)
-    k, batch, channels, height, width = shape
-    return like.new_empty((k, batch, height, width, channels)).permute(0, 1, 4, 2, 3)
+def _concatenate(
+    parts: list[tuple[Tangent | None, int]], dim: int, shape: torch.Size, scale: float | None
+) -> Tensor:
+    """Tangents of a concatenation along their dimension ``dim``, of parts with their sizes in it.
+
+    scale: of the result in float16; None keeps the dtype of the tensors.
+    """
+    first = next(tangent for tangent, _ in parts if tangent is not None)
+    dtype = torch.float16 if scale is not None else first.whole_dtype
+    whole = empty_tangents(torch.Size((len(first.t), *shape)), first.t, dtype)
+    start = 0
+    for tangent, size in parts:
+        part = whole.narrow(dim, start, size)
+        start += size
+        if tangent is None:
+            part.zero_()
+        elif scale is not None:
+            tangent.half_into(part, scale)
+        elif tangent.factor is None or tangent.scale is not None:
+            part.copy_(tangent.whole())
+        else:
+            torch.mul(tangent.t, tangent.multiplier(), out=part)
+    return whole
 
 
 def _broadcast(t: Tensor, dims: int, out: Tensor) -> Tensor:

@@ -38,6 +38,7 @@ from boxcov.predict.head.branches import StageCache, plus, run_branches
 from boxcov.predict.head.cells import Cells, Plan, backpropagate
 from boxcov.predict.head.gram import arrange_gradients, gram_matrices, project, quadratic_forms
 from boxcov.predict.head.weights import HeadWeights, StagePosterior, StageWeights
+from boxcov.predict.head.windows import convolve_windows
 from boxcov.predict.linearize import field_gradients
 
 
@@ -136,18 +137,17 @@ def _derivatives_below(stage: StageWeights, plan: Plan, d: Tensor, tangents: Ten
     stage: the first one; d (R, m, T, n_out): the gradients at its layer's outputs.
     """
     cells, (k, _, C) = plan.stages[0], tangents.shape[:3]
+    if plan.outside is not None:
+        found = convolve_windows(stage, plan, tangents).to(d.dtype)
+        return d.transpose(0, 1).flatten(2) @ found.flatten(2).permute(1, 2, 0)
     tangents = tangents.to(d.dtype)
     rows = tangents.permute(0, 1, 3, 4, 2).reshape(k, -1, C)  # no copy if channels are last
     outside = cells.input_rows == len(plan.map_cells)
-    if plan.outside is not None:
-        outside = plan.outside[cells.input_rows]
     read = pad(plan.map_cells, (0, 1))[cells.input_rows]  # (L + 1, taps)
     W = stage.W[0, 0][: C * read.shape[1]]
     moved = d.new_empty(k, len(read), W.shape[1])
-    starts = plan.chunks(k, read.numel() * C, tangents) if d.is_cuda else range(k)
-    for i in starts:
-        part = slice(i, i + starts.step)
-        inputs = rows[part].index_select(1, read.flatten()).view(-1, *read.shape, C)
-        moved[part] = inputs.masked_fill_(outside.unsqueeze(2), 0).flatten(2) @ W
+    for i in range(k):
+        inputs = rows[i].index_select(0, read.flatten()).view(*read.shape, C)
+        moved[i] = inputs.masked_fill_(outside.unsqueeze(2), 0).flatten(1) @ W
     moved = cells.per_box(moved).flatten(2).permute(1, 2, 0)  # (m, T n_out, k)
     return d.transpose(0, 1).flatten(2) @ moved

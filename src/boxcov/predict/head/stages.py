@@ -98,13 +98,14 @@ class StagedHead:
         if self.weights is None or not self.weights.parameters:
             return None
         own = point.tangents
-        tangents = own.of(staged.features) if own is not None and own.ends else None
+        found = own.stored(staged.features) if own is not None and own.ends else None
         compute = self._on_cpu if staged.features.device.type == "cpu" else self._on_gpu
         with matrix_precision(self.precision):
-            head, *below = compute(self.weights, staged, tangents)
-        return StagedResult(
-            head, below[0] if below else None, staged.kind, self.weights.n_kinds, self._layers
-        )
+            head, *rest = compute(self.weights, staged, None if found is None else found.t)
+        below = rest[0] if rest else None
+        if below is not None and found is not None and found.scale is not None:
+            below = below * found.scale
+        return StagedResult(head, below, staged.kind, self.weights.n_kinds, self._layers)
 
     def _on_cpu(self, head: HeadWeights, staged: HeadStages, tangents: Tensor | None) -> Many:
         """On a CPU boxes that see the same cells share them, and kinds follow one another."""

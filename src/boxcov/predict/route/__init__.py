@@ -20,6 +20,10 @@ engine starts UNVERIFIED. It becomes VERIFIED when it agrees with its oracle. It
 that frame and all later ones, so a frame gives the same result whether it comes first or later. A
 new kind of box (another task or level) is verified when it first appears.
 
+With ``precision="tf32"`` tangents are in float16 (``forward_mode/storage.py``). If they contradict
+their oracle, which is then in float32, or a covariance is not finite, one warning is given, and
+tangents in float32 are verified in their place.
+
 An engine that becomes REFUSED is replaced by its oracle. That happens without a warning where the
 engine is not available: the detector has no such method, or the network uses an operation that the
 engine has no rule for. One warning is given where propagated tangents contradict their oracle, or

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from logging import getLogger
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from boxcov._torch.process_state import matrix_precision
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.cuda.static_graph import CaptureError, GraphPass, StaticGraph
 from boxcov.predict.engine_options import EngineOptions
-from boxcov.predict.forward_mode.derivatives import TangentPropagation
+from boxcov.predict.forward_mode.derivatives import TangentPropagation, directional_derivatives
 from boxcov.predict.forward_mode.jvp import NoRule
 from boxcov.predict.forward_mode.tangents import Tangents
 from boxcov.predict.head.stages import StagedHead
@@ -97,6 +100,11 @@ class Router:
             self.route = route
             _LOG.info("%s: %s", type(self.linearized.detector).__name__, route)
 
+    @contextmanager
+    def without_half(self, reason: str) -> Iterator[bool]:
+        """Store tangents in float32, for good unless the block raises; yield if it is a change."""
+        yield False
+
     def with_trunk(self, point: LinearizationPoint) -> LinearizationPoint:
         """The same point with its trunk cached: runs the detector again if it is not."""
         if point.has_trunk:
@@ -149,4 +157,38 @@ class TangentRouter(Router):
         self.staged_head = StagedHead(
             posterior, options.precision, options.tolerance, options.cuda_graphs
         )
-        self.propagation = TangentPropagation(linearized.weights, options.precision)
+
+        weights = self.linearized.weights
+        in_half = options.precision == "tf32" and all(
+            w.is_cuda and w.dtype == torch.float32 for w in weights.values()
+        )
+        self.propagation = TangentPropagation(weights, options.precision, in_half)
+
+    @contextmanager
+    def without_half(self, reason: str) -> Iterator[bool]:
+        before = self.propagation, self.tangents_check
+        if not self.propagation.in_half:
+            yield False
+            return
+        self.propagation = TangentPropagation(self.linearized.weights, self.options.precision)
+        self.tangents_check = TangentsCheck()
+        try:
+            yield True
+        except Exception:  # float16 is not the cause
+            self.propagation, self.tangents_check = before
+            raise
+        warn_of_route(f"{reason}, so they are propagated in float32 from now on, which is slower")
+
+    def oracle(self, point: LinearizationPoint, etas: Mapping[str, Tensor]) -> Tensor:
+        """J eta (m, D, k) by vmap(jvp), in float32 where it verifies tangents in float16."""
+        in_half = self.propagation.in_half and not self.tangents_check.is_refused
+        with matrix_precision("float32") if in_half else nullcontext():
+            return directional_derivatives(point, etas)
+
+    def tangents_agree(self, fast: Tensor, slow: Tensor, tangents: Tangents) -> bool | None:
+        """Whether derivatives from tangents agree with the oracle; None: try those in float32."""
+        in_half = tangents.directions.half is not None
+        if in_half and self.tangents_check.contradicts(fast, slow):
+            with self.without_half("tangents in float16 differ from those by vmap(jvp)"):
+                return None
+        return self.tangents_check.compare(fast, slow, tangents.ends)

@@ -157,7 +157,7 @@ class ExactRouter(TangentRouter):
         is_verified = self.tangents_check.covers({self.staged_head.first_layer})
         if head.derivatives_below is not None and is_verified:
             return sample_covariance(self.propagation.rescale(head.derivatives_below))
-        A = directional_derivatives(self.with_trunk(point), self._etas(head.layers_below))
+        A = self.oracle(self.with_trunk(point), self._etas(head.layers_below))
         fast = self._verify_tangents(point, A) if head.layers_below == self._layers_below else None
         return sample_covariance(A if fast is None else fast)
 
@@ -174,7 +174,10 @@ class ExactRouter(TangentRouter):
         if staged is None or staged.derivatives_below is None:
             return None
         fast = self.propagation.rescale(staged.derivatives_below)
-        if not self.tangents_check.compare(fast, slow, tangents.ends):
+        agrees = self.tangents_agree(fast, slow, tangents)
+        if agrees is None:
+            return self._verify_tangents(point, slow)
+        if not agrees:
             return None
         self.settle("stages", "propagated tangents along samples")
         return fast
