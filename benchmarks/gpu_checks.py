@@ -13,10 +13,12 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
 from threading import Event, Thread
 from time import perf_counter
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -27,6 +29,7 @@ from boxcov.data import shapes, simulated
 from boxcov.detectors import centerpoint
 from boxcov.detectors.centerpoint import CenterPoint, Config
 from boxcov.detectors.tiny import TinyCenter
+from boxcov.predict.head import branches, covariance, gram, weights
 from boxcov.static_selection import StaticLimits
 
 Check = tuple[str, Callable[[], str]]
@@ -238,6 +241,30 @@ def graphs(detector: CenterPoint) -> str:
     return f"{min(boxes)} to {max(boxes)} boxes, {worst:.1e} off those without graphs"
 
 
+def kernels(detector: CenterPoint) -> str:
+    """Covariances by Triton kernels against those in plain torch, of few and many boxes."""
+    runs = gram.has_kernels(torch.ones(1, device=DEVICE))
+    require(DEVICE == "cpu" or runs, "Triton's kernels do not run on this device")
+    detector = detector.to(DEVICE).eval()
+    frames = simulated.frames(count=2, sweeps=2, device=DEVICE)
+    posterior = boxcov.fit(detector, [frames[0]], prior_precision=100.0)
+    rules, worst, boxes = detector.config.reporting, 0.0, []
+    for threshold in (0.9, 0.3, 0.02):
+        detector.config = replace(detector.config, reporting=replace(rules, threshold=threshold))
+        fast, plain = (boxcov.ExactGLM(detector, posterior) for _ in range(2))
+        for inputs, _ in (frames[0], frames[1]):
+            found = fast(inputs)
+            with ExitStack() as without:
+                for user in (branches, covariance, gram, weights):
+                    without.enter_context(patch.object(user, "has_kernels", lambda _: False))
+                expected = plain(inputs)
+            boxes.append(len(found))
+            if len(found):
+                worst = max(worst, relative(found.covariance, expected.covariance))
+    require(worst < 1e-5, f"covariances are {worst:.1e} off those in plain torch")
+    return f"{min(boxes)} to {max(boxes)} boxes, {worst:.1e} off those in plain torch"
+
+
 def float16(detector: CenterPoint) -> str:
     """Tangents in float16 against those in float32, along the same directions."""
     detector = detector.to(DEVICE).eval()
@@ -382,6 +409,7 @@ def checks() -> Iterator[Check]:
     yield "posterior, factors", factors
     yield from predictors()
     yield "graphs", lambda: graphs(centerpoint.load("small"))
+    yield "kernels", lambda: kernels(centerpoint.load("small"))
     yield "CenterPoint small", lambda: lidar(centerpoint.load("small"))
     yield "CenterPoint voxel, untrained", lambda: lidar(voxel_network())
     yield "float16, CenterPoint small", lambda: float16(centerpoint.load("small"))

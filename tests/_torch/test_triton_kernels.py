@@ -15,6 +15,7 @@ from torch import Tensor
 from boxcov import BoxcovWarning
 from boxcov._torch import triton_kernels
 from boxcov.detectors.centerpoint.sparse_kernel import can_gather, gather_linear
+from boxcov.predict.cuda.head_kernels import has_kernels
 from boxcov.predict.forward_mode import sum_kernel
 from boxcov.predict.forward_mode.storage import empty_tangents
 
@@ -46,7 +47,7 @@ def features(index: int = 0) -> Any:
 
 
 def test_each_device_is_tried_once(tried: list[torch.device]) -> None:
-    assert all(can_gather(features(index)) for index in (0, 1, 0))
+    assert all(uses(features(index)) for index in (0, 1, 0) for uses in (can_gather, has_kernels))
     assert tried == [torch.device("cuda", 0), torch.device("cuda", 1)]
 
 
@@ -64,7 +65,7 @@ def test_a_failure_gives_one_warning(
     with pytest.warns(
         BoxcovWarning, match=rf"do not run on cuda:0 \({name}: .*C compiler"
     ) as found:
-        assert not any(can_gather(features()) for _ in range(3))
+        assert not any(uses(features()) for uses in (can_gather, has_kernels, has_kernels))
     assert len(found) == 1
     assert "Set CC" not in str(found[0].message)
 
@@ -75,12 +76,12 @@ def test_old_devices_are_left_to_torch(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: OLD)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not can_gather(features())
+        assert not has_kernels(features())
     assert not tried
 
 
 def test_tensors_on_a_cpu_try_nothing(tried: list[torch.device]) -> None:
-    assert not can_gather(torch.ones(2))
+    assert not has_kernels(torch.ones(2))
     assert not tried
 
 

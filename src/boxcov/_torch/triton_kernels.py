@@ -21,7 +21,7 @@ try:
 except ImportError:
     triton = tl = None
 
-__all__ = ["has_triton", "launch", "tl"]
+__all__ = ["has_triton", "launch", "tile_side", "tl"]
 
 _SIDE = 16
 
@@ -37,6 +37,11 @@ def launch(
     """Run a kernel on the device of its first argument, which may not be the current one."""
     with torch.cuda.device_of(args[0]):
         _compiled(kernel)[grid](*args, **constants)
+
+
+def tile_side(count: int) -> int:
+    """Return the side of a tile that holds ``count``: at least 16, for tensor cores."""
+    return max(_SIDE, 1 << (count - 1).bit_length())
 
 
 @cache
@@ -77,7 +82,7 @@ def _try_launch(device: torch.device) -> Tensor:
 
 
 def _square(x, out, SIDE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Write the product of a matrix with itself, in the lowest precision of the kernels."""
+    """Write the product of a matrix with itself, in the precision that the kernels use."""
     at = tl.arange(0, SIDE)[:, None] * SIDE + tl.arange(0, SIDE)[None, :]
     a = tl.load(x + at)
-    tl.store(out + at, tl.dot(a, a, input_precision="tf32"))
+    tl.store(out + at, tl.dot(a, a, input_precision="tf32x3"))

@@ -18,7 +18,7 @@ from boxcov.posterior.posterior import Posterior
 from boxcov.predict.cuda.static_graph import SideStream
 from boxcov.predict.engine_options import DEFAULT_ENGINE, EngineOptions
 from boxcov.predict.forward_mode.derivatives import directional_derivatives, sample_covariance
-from boxcov.predict.head.cells import group_in_blocks, plan_own_cells
+from boxcov.predict.head.cells import group_in_blocks, plan_own_cells, window_tables
 from boxcov.predict.head.covariance import head_covariance
 from boxcov.predict.head.weight_stacks import build_head_weights
 from boxcov.predict.head.weights import HeadWeights
@@ -95,7 +95,7 @@ class FrameFunction:
             head = build_head_weights(staged, posterior, names, etas, tolerance)
         if head is not None and head.parameters and moving <= head.parameters:
             self.needs_trunk = False
-            return partial(_staged_covariance, head)
+            return StagedCovariance(head, len(point.boxes), point.boxes.device)
         if etas is not None:
             directions = {name: eta for name, eta in etas.items() if name in moving}
             return lambda point, _: sample_covariance(directional_derivatives(point, directions))
@@ -200,15 +200,21 @@ def _moving_parameters(point: LinearizationPoint, static: StaticSelection) -> se
     return moving
 
 
-def _staged_covariance(
-    head: HeadWeights, point: LinearizationPoint, static: StaticSelection
-) -> Tensor:
-    """Return the covariance by the head's stages: exact, or along their directions."""
-    staged = point.shadow.stages(point.raw, point.selection)
-    assert staged is not None
-    rows, plan = plan_own_cells(staged, head, group_in_blocks(staged.kind, head.n_kinds))
-    (found,) = head_covariance(head, plan, rows, staged)
-    return sample_covariance(found) if head.has_directions else found
+class StagedCovariance:
+    """The covariance by the head's stages: exact, or along their directions."""
+
+    def __init__(self, head: HeadWeights, m: int, device: torch.device) -> None:
+        self.head, self.side = head, SideStream(device)
+        # an ONNX file computes the tables, which are larger than the operations
+        self.windows = window_tables(m, head) if device.type == "cuda" else None
+
+    def __call__(self, point: LinearizationPoint, static: StaticSelection) -> Tensor:
+        head, staged = self.head, point.shadow.stages(point.raw, point.selection)
+        assert staged is not None
+        group = self.side.run(lambda: group_in_blocks(staged.kind, head))
+        rows, plan = plan_own_cells(staged, head, group, self.windows)
+        (found,) = head_covariance(head, plan, rows, staged, side=self.side)
+        return sample_covariance(found) if head.has_directions else found
 
 
 def _instance_covariance(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from boxcov._torch.process_state import allows_tf32
-from boxcov._torch.triton_kernels import has_triton, launch, tl
+from boxcov._torch.triton_kernels import has_triton, launch, tile_side, tl
 
 _ROWS, _DEPTH = 64, 32  # of a tile: output sites, and input channels per step
 
@@ -28,7 +28,7 @@ def gather_linear(x: Tensor, table: Tensor, weight: Tensor) -> Tensor:
     """
     (n, taps), (count, channels), n_out = table.shape, x.shape, len(weight)
     out = x.new_empty(n, n_out)
-    width = min(64, max(16, 1 << (n_out - 1).bit_length()))  # tensor cores take tiles of 16
+    width = min(64, tile_side(n_out))
     launch(
         _gather_and_multiply,
         (-(-n // _ROWS), -(-n_out // width)),

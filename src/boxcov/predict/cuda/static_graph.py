@@ -265,3 +265,6 @@ class SideStream:
         if self._stream is not None and self._working:
             self._working = False
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+
+
+AT_ONCE = SideStream(torch.device("cpu"))

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from boxcov.predict.cuda.head_kernels import convolve_back, has_kernels
+from boxcov.predict.cuda.head_kernels import quadratic_forms as form_kernel
 from boxcov.predict.head.cells import Cells, Group, Plan, backpropagate
 from boxcov.predict.head.gram import arrange_gradients, gram_matrices, project, quadratic_forms
 from boxcov.predict.head.weights import HeadWeights, StagePosterior, StageWeights
@@ -61,25 +63,37 @@ def _run_group(
 
     A (L + 1, n_in): the inputs of the first stage. grams (u, S, T T): its Gram matrices.
     """
-    stages = [stage.select(group.kinds) for stage in head.branches]
+    stages = group.stages
     x, caches = _run_forward(stages, plan.stages[-1], group, A)
     shared = None if grams is None else partial(_shared_covariance, grams, plan, group)
     total, d = _run_backward(stages, caches, x, shared)
-    # padded outputs are dropped: (G, R, n, T, n_out)
-    d = d.flatten(1, 2).index_select(1, head.output_index)
-    d = backpropagate(d, stages[0].W.index_select(1, head.branch_index), stages[0])
-    d = d.transpose(0, 1).flatten(1, 2)
-    d = d if group.slot is None else d.index_select(1, group.slot)
 
     def by_box(values: Tensor) -> Tensor:  # (G, B, n, ...) to (g, B, ...)
         own = values.transpose(1, 2).flatten(0, 1)
         return own if group.slot is None else own[group.slot]
 
+    d = _gradients_at_input(head, group, d)
     return by_box(x.squeeze(3)), None if total is None else by_box(total), d
 
 
+def _gradients_at_input(head: HeadWeights, group: Group, d: Tensor) -> Tensor:
+    """Gradients (R, g, T', C) of the raw outputs, from those (G, B, c, n, T, n_out) of a group.
+
+    They are at the input of the branches, and d at the outputs of their first layer.
+    """
+    first = group.stages[0]
+    if has_kernels(d) and group.slot is not None:
+        W, k = first.W[:, :, : first.W.shape[2] - first.n_extra], 2 * first.reach + 1
+        return convolve_back(d, W, k, head.output_index, group.members, len(group.slot))
+    # padded outputs are dropped: (G, R, n, T, n_out)
+    d = d.flatten(1, 2).index_select(1, head.output_index)
+    d = backpropagate(d, first.W.index_select(1, head.branch_index), first)
+    d = d.transpose(0, 1).flatten(1, 2)
+    return d if group.slot is None else d.index_select(1, group.slot)
+
+
 def _run_forward(
-    stages: list[StageWeights], cells: Cells, group: Group, A: Tensor
+    stages: tuple[StageWeights, ...], cells: Cells, group: Group, A: Tensor
 ) -> tuple[Tensor, list[StageCache]]:
     """Step 1 for the branches: raw outputs (G, B, n, 1, c), and what step 2 needs of each stage."""
     rows = cells.rows_of(group.members)
@@ -94,7 +108,7 @@ def _run_forward(
 
 
 def _run_backward(
-    stages: list[StageWeights],
+    stages: tuple[StageWeights, ...],
     caches: list[StageCache],
     x: Tensor,
     shared: Callable[[StagePosterior, Tensor], Tensor] | None,
@@ -143,9 +157,11 @@ def _run_first_stage(
     if stage.directions is not None:
         alpha = by_branch(own @ stage.directions.transpose(1, 2).flatten(2))
     elif stage.posterior is not None and stage.posterior.F is None:
-        U = stage.posterior.U
-        alpha = own @ U if U.dim() == 2 else own.unsqueeze(1) @ U
-        alpha = alpha.view(G, -1, n, T, U.shape[-1])
+        if stage.posterior.U.dim() == 2:
+            alpha = stage.posterior.project(own)
+        else:
+            alpha = stage.posterior.project_each(own.unsqueeze(1).expand(-1, B, -1, -1))
+        alpha = alpha.view(G, -1, n, T, alpha.shape[-1])
     h, slope = stage.activate(by_branch(stage.product(own, stage.W.transpose(1, 2).flatten(2))))
     on_map = on_map.view(G, 1, n, T, 1)
     return h * on_map, (alpha, slope * on_map)
@@ -175,7 +191,7 @@ def _run_later_stage(stage: StageWeights, x: Tensor, on_map: Tensor) -> tuple[Te
     if stage.directions is not None:
         alpha = (flat @ stage.directions.flatten(3)).view(*A.shape[:4], -1)
     elif stage.posterior is not None:
-        alpha = (flat @ stage.posterior.U).view(*A.shape[:4], -1)
+        alpha = stage.posterior.project_each(flat).view(*A.shape[:4], -1)
     h, slope = stage.activate(stage.product(flat, stage.W).view(*A.shape[:4], -1))
     if on_map.shape[2] > 1:  # beyond the border the next stage reads zeros
         on_map = on_map[:, None, :, :, None]
@@ -188,6 +204,9 @@ def _shared_covariance(
 ) -> Tensor:
     """What the first stage adds (G, B, n, c, c), from the Gram matrices (u, S, T T) per cell."""
     assert posterior.F is not None
+    if has_kernels(d):
+        delta = (d.flatten(2, 4) @ posterior.V).view(d.shape)
+        return form_kernel(grams, posterior.F, delta, group.members)
     (G, n), (_, B, p, _) = group.members.shape, posterior.F.shape
     T = round(grams.shape[-1] ** 0.5)
     centre = pad(plan.centre_of, (0, 1))[group.members]  # any for padding: its gradients are zero

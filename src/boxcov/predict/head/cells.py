@@ -65,7 +65,7 @@ class Cells:
 class Group:
     """Boxes that pass through the branches together: G rows of n boxes, each row of one kind."""
 
-    kinds: slice | Tensor  # kinds of the G rows
+    stages: tuple[StageWeights, ...]  # of the branches, of the kinds of the G rows
     members: Tensor  # (G, n) boxes; m is padding
     slot: Tensor | None = None  # (g,) positions of the boxes among the members; None: no padding
 
@@ -115,7 +115,7 @@ def plan_shared_cells(staged: HeadStages, head: HeadWeights) -> tuple[Tensor, Pl
         read = table[pad(cells, (0, 1), value=n_rows)]
         stages.append(Cells(read, box_rows.flatten(1), windows=windows))
         index, n_rows, side = box_rows, len(cells), side - 2 * reach
-    groups = _one_group_per_kind(staged.kind)
+    groups = _one_group_per_kind(staged.kind, head)
     plan = Plan(tuple(stages), centres, centre_of, groups, map_cells, _CACHE_SIZE)
     return pad(rows, (0, 0, 0, 1)), plan
 
@@ -212,25 +212,25 @@ def _window_cells(staged: HeadStages, radius: int) -> tuple[Tensor, Tensor]:
     return rows * width + columns.clamp(0, width - 1), inside
 
 
-def group_by_kind(kind: Tensor, kinds: int, most: int) -> Group:
+def group_by_kind(kind: Tensor, head: HeadWeights, most: int) -> Group:
     """One group with one row per kind, padded to ``most`` boxes: few launches on a GPU.
 
-    A box of the kind ``kinds`` is padding.
+    A box of the kind ``head.n_kinds`` is padding.
     """
-    m = len(kind)
+    m, kinds = len(kind), head.n_kinds
     boxes = torch.arange(m, device=kind.device)
     slot = torch.where(kind < kinds, kind * most + _rank_in_kind(kind), kinds * most)
     members = torch.full((kinds * most + 1,), m, device=kind.device).scatter(0, slot, boxes)[:-1]
     slot = slot.clamp(max=kinds * most - 1)
-    return Group(slice(0, kinds), members.view(kinds, most), slot)
+    return Group(head.branches, members.view(kinds, most), slot)
 
 
-def group_in_blocks(kind: Tensor, kinds: int, size: int = 16) -> Group:
+def group_in_blocks(kind: Tensor, head: HeadWeights, size: int = 16) -> Group:
     """One group of rows of ``size`` boxes of one kind, with little padding.
 
     Its shape does not depend on the kinds of the m boxes, as a static graph requires.
     """
-    m = len(kind)
+    m, kinds = len(kind), head.n_kinds
     boxes = torch.arange(m, device=kind.device)
     counts = (kind.unsqueeze(1) == torch.arange(kinds, device=kind.device)).long().sum(0)
     ends = ((counts + size - 1) // size).cumsum(0)  # (kinds,) the row behind the last of each kind
@@ -238,7 +238,8 @@ def group_in_blocks(kind: Tensor, kinds: int, size: int = 16) -> Group:
     slot = torch.cat([ends.new_zeros(1), ends])[kind] * size + _rank_in_kind(kind)
     members = torch.full((n_rows * size,), m, device=kind.device).scatter(0, slot, boxes)
     kind_of_row = (torch.arange(n_rows, device=kind.device).unsqueeze(1) >= ends).long().sum(1)
-    return Group(kind_of_row.clamp(max=kinds - 1), members.view(n_rows, size), slot)
+    stages = head.branches_of(kind_of_row.clamp(max=kinds - 1))
+    return Group(stages, members.view(n_rows, size), slot)
 
 
 def _rank_in_kind(kind: Tensor) -> Tensor:
@@ -247,14 +248,17 @@ def _rank_in_kind(kind: Tensor) -> Tensor:
     return ((kind.unsqueeze(1) == kind) & earlier).long().sum(1)
 
 
-def _one_group_per_kind(kind: Tensor) -> tuple[Group, ...]:
+def _one_group_per_kind(kind: Tensor, head: HeadWeights) -> tuple[Group, ...]:
     """One group per kind, without padding: the intermediates stay in a CPU's cache.
 
     kind (m,): ascending.
     """
     kinds, counts = kind.unique_consecutive(return_counts=True)
     boxes = torch.arange(len(kind), device=kind.device).split(counts.tolist())
-    return tuple(Group(slice(k, k + 1), own.unsqueeze(0)) for k, own in zip(kinds.tolist(), boxes))
+    return tuple(
+        Group(head.branches_of(slice(k, k + 1)), own.unsqueeze(0))
+        for k, own in zip(kinds.tolist(), boxes)
+    )
 
 
 def backpropagate(d: Tensor, W: Tensor, stage: StageWeights) -> Tensor:

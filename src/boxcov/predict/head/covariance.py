@@ -33,7 +33,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from boxcov.head_stages import HeadStages
-from boxcov.predict.cuda.static_graph import Many
+from boxcov.predict.cuda.head_kernels import has_kernels
+from boxcov.predict.cuda.head_kernels import quadratic_forms as form_kernel
+from boxcov.predict.cuda.static_graph import AT_ONCE, Many, SideStream
 from boxcov.predict.head.branches import StageCache, plus, run_branches
 from boxcov.predict.head.cells import Cells, Plan, backpropagate
 from boxcov.predict.head.gram import arrange_gradients, gram_matrices, project, quadratic_forms
@@ -48,6 +50,7 @@ def head_covariance(
     rows: Tensor,
     staged: HeadStages,
     tangents: Tensor | None = None,
+    side: SideStream = AT_ONCE,
 ) -> Many:
     """Covariance (m, D, D) of the boxes by the head; with directions, derivatives (m, D, k).
 
@@ -55,13 +58,16 @@ def head_covariance(
         ``plan``.
     tangents: (k, batch, C, height, width) of the feature map, if it depends on posterior weights; a
         second result is then the derivatives (m, D, k) along them.
+    side: where ``plan.groups`` are made. The Jacobian is computed there, too.
     """
     caches = []
     for stage, cells in zip(head.stem, plan.stages):
         y, cache = _run_stem_stage(stage, cells, rows)
         caches.append((rows, *cache))
         rows = y
+    side.join()
     outputs, total, d = run_branches(head, plan, rows)
+    J = side.run(lambda: _decoding_jacobian(staged, outputs))
     above = zip(head.stem[::-1], plan.stages[-2::-1], caches[::-1])
     for stage, cells, (inputs, alpha, slope) in above:
         d = d * cells.per_box(slope)  # (R, m, T, n_out)
@@ -74,7 +80,8 @@ def head_covariance(
             d = backpropagate(d, stage.W[0, 0], stage)
     assert total is not None
     below = None if tangents is None else _derivatives_below(head.stem[0], plan, d, tangents)
-    J = _decoding_jacobian(staged, outputs).to(total.dtype)
+    side.join()
+    J = J.to(total.dtype)
     of_boxes = J @ total if head.has_directions else J @ total @ J.transpose(1, 2)
     return (of_boxes,) if below is None else (of_boxes, J @ below)
 
@@ -113,6 +120,9 @@ def _stem_covariance(posterior: StagePosterior, grams: Tensor, d: Tensor, plan: 
     R, m, _, n_out = d.shape
     T = round(grams.shape[-1] ** 0.5)
     delta = (d.flatten(0, 2) @ posterior.V[0, 0]).view(d.shape)
+    if posterior.F is not None and has_kernels(delta):
+        boxes = plan.centre_of.unsqueeze(0)
+        return form_kernel(grams, posterior.F, delta[None, None], boxes)[0, 0]
     delta = arrange_gradients(delta.permute(1, 3, 2, 0), T)  # (m, p, T, R)
     C = delta.new_empty(m, R, R)
     starts = plan.chunks(m, n_out * T * T, delta)

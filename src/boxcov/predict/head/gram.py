@@ -1,6 +1,7 @@
 """Gram matrices of the inputs of a stage, and the quadratic forms with them.
 
-They are most of the work of an exact covariance (``covariance.py``).
+They are most of the work of an exact covariance (``covariance.py``). On a GPU Triton kernels take
+the place of the products here.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from boxcov.predict.cuda.head_kernels import gram_matrices as gram_kernel
+from boxcov.predict.cuda.head_kernels import has_kernels
 from boxcov.predict.head.cells import Cells, Plan
 from boxcov.predict.head.weights import StagePosterior, padding_to_four
 
@@ -38,6 +41,8 @@ def gram_matrices(
 
     inputs (L' + 1, C): the rows that ``cells`` read.
     """
+    if posterior.F is not None and has_kernels(alpha):
+        return gram_kernel(alpha, *posterior.terms, cells.rows_per_box)
     bands = posterior.bands or ((slice(0, alpha.shape[1]), posterior.variances[0, 0]),)
     has_all = not posterior.has_remainder or alpha.shape[1] > posterior.U.shape[1]
     bands = bands if has_all else bands[:-1]

@@ -15,7 +15,7 @@ from torch import Tensor
 from boxcov._torch.process_state import Precision, matrix_precision
 from boxcov.head_stages import HeadStages
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.cuda.static_graph import Graphs, Many
+from boxcov.predict.cuda.static_graph import AT_ONCE, Graphs, Many, SideStream
 from boxcov.predict.head.cells import (
     Cells,
     group_by_kind,
@@ -74,6 +74,7 @@ class StagedHead:
         self._graphs: Graphs | None = None
         self._layers: tuple[int, ...] = ()
         self._sizes: dict[int, PaddedSize] = {}
+        self._side = AT_ONCE
 
     @property
     def parameters(self) -> set[str]:
@@ -127,15 +128,15 @@ class StagedHead:
         padded = self._sizes[size]
         per_kind = (staged.kind.unsqueeze(1) == padded.kinds).sum(0)
         most = _round_up(int(per_kind.amax()), 8)  # one synchronisation with the device
-        packed = padded.padding.clone()
+        packed, side = padded.padding.clone(), self._side
         torch.stack([staged.frame, staged.row, staged.column, staged.kind], out=packed[:, :m])
 
         def run(features: Tensor, packed: Tensor, tangents: Tensor | None = None) -> Many:
             frame, row, column, kind = packed
             own = replace(staged, features=features, frame=frame, row=row, column=column, kind=kind)
-            group = group_by_kind(kind, head.n_kinds, most)
+            group = side.run(lambda: group_by_kind(kind, head, most))
             rows, plan = plan_own_cells(own, head, group, padded.windows)
-            return head_covariance(head, plan, rows, own, tangents)
+            return head_covariance(head, plan, rows, own, tangents, side)
 
         given = (staged.features, packed, *(() if tangents is None else (tangents,)))
         if self._captures and self._graphs is None:
@@ -152,7 +153,7 @@ class StagedHead:
         if layers == self._layers:
             return
         self.weights = build_head_weights(staged, self.posterior, names, etas, self.tolerance)
-        self._layers = layers
+        self._layers, self._side = layers, SideStream(staged.features.device)
         self._graphs = None  # a captured graph holds the old weights
         self._sizes.clear()
         first = staged.stem[0].layers if staged.stem else ()

@@ -188,17 +188,18 @@ def _stage_posterior(
     if found is None:
         return StagePosterior(U, V, variances)
     F = stack(list(found.F), n_out, found.F[0].shape[1])
-    if not found.n_merged:
-        return StagePosterior(U, V, variances, F, found.bands)
-    first, kept = found.n_merged, len(order) - found.n_merged
-    bands = [(slice(q.start - first, q.stop - first), h) for q, h in found.bands]
-    remainder = slice(kept, kept + n_in), None
-    energy = blocks[0].Q.values[0].double()
-    share = float(energy[:first].sum() / energy.sum())
-    U = U[:, first : len(order)].contiguous()
-    return StagePosterior(
-        *(U, V, variances, F, (*bands, remainder)), has_remainder=True, remainder_share=share
-    )
+    made = StagePosterior(U, V, variances, F, found.bands)
+    if found.n_merged:
+        first, kept = found.n_merged, len(order) - found.n_merged
+        bands = [(slice(q.start - first, q.stop - first), h) for q, h in found.bands]
+        remainder = slice(kept, kept + n_in), None
+        energy = blocks[0].Q.values[0].double()
+        share = float(energy[:first].sum() / energy.sum())
+        U = U[:, first : len(order)].contiguous()
+        made = StagePosterior(
+            *(U, V, variances, F, (*bands, remainder)), has_remainder=True, remainder_share=share
+        )
+    return made.for_kernels()
 
 
 def _tap_order(layer: nn.Conv2d) -> Tensor:

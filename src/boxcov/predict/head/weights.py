@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.nn.functional import relu
+from torch.nn.functional import pad, relu
 
 from boxcov._torch.process_state import matrix_precision
+from boxcov.predict.cuda.head_kernels import has_kernels, project
+
+_WIDEST = 1200  # columns of a Gram matrix on a GPU
 
 Bands = tuple[tuple[slice, Tensor | None], ...]
 
@@ -33,6 +37,7 @@ class StagePosterior:
     F: Tensor | None = None  # (G, B, n_out, S)
     bands: Bands = ()  # q, and h (S of the band, number of q); None stands for ones
     has_remainder: bool = False  # U is (n_in, kept), and ``a - U U^T a`` is appended to ``U^T a``
+    kinds: Tensor | None = None  # (G,) the rows of U (kinds, B, n_in, n_in); None: all, in order
     remainder_share: float = 0.0  # of the inputs' mean squared norm, by the merged eigenvalues
 
     def project(self, A: Tensor) -> Tensor:
@@ -45,11 +50,50 @@ class StagePosterior:
         torch.addmm(A, projected, self.U.T, alpha=-1, out=alpha[:, kept:])
         return alpha
 
+    def project_each(self, A: Tensor) -> Tensor:
+        """``A U`` (G, B, n, n_in) where every layer has a U of its own, for A (G, B, n, n_in)."""
+        return A @ self.U if self.kinds is None else project(A, self.U, self.kinds)
+
+    @cached_property
+    def terms(self) -> tuple[Tensor, Tensor]:
+        """h of all bands (S, columns of alpha), zero outside its band, and the columns (S, 2)."""
+        width = max(q.stop for q, _ in self.bands)
+        rows, columns = [], []
+        for q, h in self.bands:
+            h = self.U.new_ones(1, q.stop - q.start) if h is None else h
+            rows.append(pad(h, (q.start, width - q.stop)))
+            columns += [[q.start, q.stop]] * len(h)
+        return torch.cat(rows), torch.tensor(columns, dtype=torch.int32, device=self.U.device)
+
+    def for_kernels(self) -> StagePosterior:
+        """The same as the kernels read it, where there are any.
+
+        Wide bands are cut into pieces, which the programs of a GPU share. Tensor cores read both
+        factors of A U along the sum: columns of U are side by side.
+        """
+        if self.F is None or not has_kernels(self.U):
+            return self
+        bands: list[tuple[slice, Tensor | None]] = []
+        F = []
+        sizes = [1 if h is None else len(h) for _, h in self.bands]
+        for (q, h), own in zip(self.bands, self.F.split(sizes, 3)):
+            width = q.stop - q.start
+            step = -(-width // -(-width // _WIDEST))
+            for start in range(0, width, step):
+                piece = slice(start, min(start + step, width))
+                at = slice(q.start + piece.start, q.start + piece.stop)
+                bands.append((at, None if h is None else h[:, piece]))
+                F.append(own)
+        return replace(self, U=self.U.T.contiguous().T, bands=tuple(bands), F=torch.cat(F, 3))
+
     def select(self, kinds: slice | Tensor) -> StagePosterior:
         """The layers of some kinds."""
+        has_own = self.U.dim() == 4
+        in_kernel = has_own and isinstance(kinds, Tensor) and has_kernels(self.U)
         return replace(
             self,
-            U=self.U if self.U.dim() == 2 else self.U[kinds],
+            U=self.U[kinds] if has_own and not in_kernel else self.U,
+            kinds=kinds if in_kernel and isinstance(kinds, Tensor) else None,
             V=self.V[kinds],
             variances=self.variances[kinds],
             F=None if self.F is None else self.F[kinds],
@@ -123,6 +167,10 @@ class HeadWeights:
     @property
     def stages(self) -> tuple[StageWeights, ...]:
         return (*self.stem, *self.branches)
+
+    def branches_of(self, kinds: slice | Tensor) -> tuple[StageWeights, ...]:
+        """The stages of the branches of some kinds."""
+        return tuple(stage.select(kinds) for stage in self.branches)
 
     @property
     def radius(self) -> int:
