@@ -231,6 +231,15 @@ def test_only_the_bad_layer_is_named_and_the_sums_are_unchanged(
         assert now.locations == locations
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_gradients_together_in_both_memory_orders(layout: torch.memory_format) -> None:
+    maps = [torch.randn(2, 6, 5, 7).contiguous(memory_format=layout) for _ in range(3)]
+    Ds = [d.unflatten(1, (2, 3)).flatten(3) for d in maps]
+    for found, D in zip(factors.output_terms(Ds, batched=True), Ds, strict=True):
+        expected = torch.einsum("bgnt,bgmt->gnm", D.double(), D.double())
+        assert float((found.value - expected).norm() / expected.norm()) < 1e-6
+
+
 @pytest.mark.parametrize("joined", [True, False])
 def test_factors_are_in_full_precision_where_the_forward_is_not(joined: bool) -> None:
     x, weight = torch.randn(2, 3, 40, 40), torch.randn(4, 3, 3, 3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from unittest import mock
 
 import pytest
@@ -19,6 +21,16 @@ def unfolded(x: Tensor, geometry: Geometry, has_bias: bool) -> tuple[Tensor, int
     if has_bias:
         a = torch.cat([a, torch.ones_like(a[:, :, :1])], 2)
     return gram(a), a.shape[0] * a.shape[3]
+
+
+@contextmanager
+def as_on_a_gpu(pieces: int) -> Iterator[None]:
+    """Lay out pixels as on a GPU, in a given number of pieces."""
+    with (
+        mock.patch.object(grams, "_is_pixel_major", return_value=True),
+        mock.patch.object(grams, "_count_pieces", return_value=pieces),
+    ):
+        yield
 
 
 @st.composite
@@ -97,18 +109,28 @@ def test_correlation_equals_unfolding_wherever_it_is_possible(
 def test_inputs_of_one_shape_together(
     case: tuple[Tensor, Geometry], has_bias: bool, count: int, pieces: int
 ) -> None:
-    """In several pieces, as on a GPU, also where unfolding is cheaper."""
+    """Laid out as on a GPU, in several pieces, also where unfolding is cheaper."""
     x, geometry = case
     xs = [x + i for i in range(count)]
     possible = not (any(s != 1 for s in geometry.stride) and not geometry.transposed)
     possible &= all(p <= r for pair, r in zip(geometry.padding, geometry.reach) for p in pair)
     with (
         mock.patch.object(grams, "_correlates", return_value=possible),
-        mock.patch.object(grams, "_count_pieces", return_value=pieces),
+        as_on_a_gpu(pieces),
     ):
         found = grams.input_grams(xs, geometry, has_bias)
     for Q, x in zip(found, xs, strict=True):
         assert torch.allclose(Q, unfolded(x, geometry, has_bias)[0], rtol=1e-10, atol=1e-9)
+
+
+@pytest.mark.parametrize("pieces", [1, 8])
+def test_a_large_map_as_on_a_gpu(pieces: int) -> None:
+    x = (torch.randn(3, 8, 40, 40).relu() + 3).contiguous(memory_format=torch.channels_last)
+    geometry = Geometry((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
+    with as_on_a_gpu(pieces):
+        (Q,) = grams.input_grams([x], geometry, True)
+    expected, _ = unfolded(x.double(), geometry, True)
+    assert float((Q - expected).norm() / expected.norm()) < 5e-6  # by the processor's order of sums
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
@@ -126,17 +148,17 @@ def test_a_nan_stays_in_its_own_group(pieces: int) -> None:
     xs[1][0, :2] = torch.nan  # the first pixels of a group, which shifts of the one before reach
     with (
         mock.patch.object(grams, "_correlates", return_value=True),
-        mock.patch.object(grams, "_count_pieces", return_value=pieces),
+        as_on_a_gpu(pieces),
     ):
         found = grams.input_grams(xs, geometry, has_bias=True)
     assert found.isnan().any(dim=(2, 3)).tolist() == [[False] * 2, [True, False], [False] * 2]
 
 
-def test_long_rows_are_cut_on_a_gpu_alone() -> None:
+def test_long_sums_are_cut_on_a_gpu_alone() -> None:
     gpu = torch.device("cuda")
-    assert grams._count_pieces(gpu, 36, 64, 129) == 8
-    assert grams._count_pieces(gpu, 1, 384, 129) == 8
-    assert grams._count_pieces(gpu, 1, 384, 4) == 4  # shorter pieces would be mostly margin
+    assert grams._count_pieces(gpu, 36, 64, 129) == 29
+    assert grams._count_pieces(gpu, 1, 384, 129) == 29
+    assert grams._count_pieces(gpu, 1, 384, 8) == 8  # shorter pieces would be mostly margin
     assert grams._count_pieces(gpu, 1, 384, 0) == 1
     assert grams._count_pieces(torch.device("cpu"), 36, 64, 129) == 1
 
@@ -169,13 +191,11 @@ def test_a_large_map_is_correlated_and_a_strided_one_unfolded() -> None:
     assert not grams._correlates(x[:, :, :4, :4], same)
 
 
-@pytest.mark.parametrize("pieces", [1, 8])
-def test_float32_loses_no_more_than_rounding(pieces: int) -> None:
+def test_float32_loses_no_more_than_rounding() -> None:
     # a large mean, as after a ReLU, makes the correction at the border large
     x = torch.randn(2, 8, 40, 40).relu() + 3
     geometry = Geometry((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
-    with mock.patch.object(grams, "_count_pieces", return_value=pieces):
-        (Q,) = grams.input_grams([x], geometry, True)
+    Q = grams.input_grams([x], geometry, True)[0]
     expected, _ = unfolded(x.double(), geometry, True)
     assert float((Q - expected).norm() / expected.norm()) < 1e-6
 

@@ -207,8 +207,8 @@ NUMBERS = [
     Mutant(
         "layers of one product do not mix",
         "kfac/input_gram.py",
-        "sums.unflatten(1, (row_count, pieces)).sum(2)",
-        "sums.unflatten(1, (pieces, row_count)).sum(1)",
+        "sums[:, :, :pieces].sum(2)",
+        "sums.sum(2)",
         "kfac/test_input_gram.py::test_a_nan_stays_in_its_own_group",
     ),
     Mutant(

@@ -163,10 +163,19 @@ def output_terms(Ds: Sequence[Tensor], batched: bool) -> list[Term]:
     terms: dict[int, Term] = {}
     for numbers in kinds.values():
         for chunk in _chunks(numbers, Ds[numbers[0]]):
-            D = Ds[chunk[0]] if len(chunk) == 1 else torch.cat([Ds[n] for n in chunk], 1)
+            D = _joined([Ds[n] for n in chunk])
             values = gram(at_least_float32(D)).unflatten(0, (len(chunk), -1))
             terms |= zip(chunk, Term.unbind(values))
     return [terms[number] for number in range(len(Ds))]
+
+
+def _joined(Ds: list[Tensor]) -> Tensor:
+    """Return gradients (B, G, n_out, T) as the groups of one, in the memory order of the first."""
+    if len(Ds) == 1:
+        return Ds[0]
+    if Ds[0].stride(-2) < Ds[0].stride(-1):  # of maps with channels last: a copy is not a transpose
+        return torch.cat([D.transpose(-1, -2) for D in Ds], 1).transpose(-1, -2)
+    return torch.cat(Ds, 1)
 
 
 def _chunks(numbers: list[int], like: Tensor) -> Iterator[list[int]]:

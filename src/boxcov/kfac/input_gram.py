@@ -25,7 +25,7 @@ from torch.nn.functional import pad
 from boxcov._torch.layers import Geometry, columns, gram, plain, stretch
 
 _TILE = 64
-_BUSY_TILES = 256  # tiles of 64 x 64 outputs that keep a GPU busy
+_BUSY_TILES = 1024  # tiles of 64 x 64 outputs that keep a GPU busy
 
 
 def input_grams(xs: Sequence[Tensor], geometry: Geometry, has_bias: bool) -> Tensor:
@@ -152,38 +152,62 @@ def _correlations(
 ) -> Tensor:
     """Return the sums over pixels and items of ``x[i] x[i + lag]^T``, with an input of 0 outside.
 
-    All pixels of a group are laid out in one row, with enough zeros behind each line that a lag is
-    a shift of the row. The result is (lags, n G, channels, channels).
+    All pixels of a group are laid out one after the other, with enough zeros behind each line that
+    a lag is a shift: this is the only copy. The result is (lags, n G, channels, channels).
     """
-    batch, groups = len(xs[0]), geometry.groups
-    channels = xs[0].shape[1] // groups
+    batch, groups = len(xs[0]), len(xs) * geometry.groups
+    channels = xs[0].shape[1] // geometry.groups
     sizes = [n + r for n, r in zip(xs[0].shape[2:], geometry.reach)]
     strides = [prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
     shifts = [sum(n * d * s for n, d, s in zip(lag, geometry.dilation, strides)) for lag in lags]
     length, most = batch * prod(sizes), max(shifts)
-    row_count = len(xs) * groups
-    pieces = _count_pieces(xs[0].device, row_count, channels, length // (8 * max(most, 1)))
+    pieces = _count_pieces(xs[0].device, groups, channels, length // (8 * max(most, 1)))
     each = -(-length // pieces)
-    rows = xs[0].new_zeros(len(xs), groups, channels, pieces * each + most)
-    maps = rows[..., :length].unflatten(3, (batch, *sizes))
-    inside = (..., *(slice(n) for n in xs[0].shape[2:]))
-    for target, x in zip(maps, xs):
-        target[inside] = x.unflatten(1, (groups, channels)).movedim(0, 2)
-    # each piece with what its shifts reach: a copy if there are several
-    rows = rows.flatten(0, 1).unfold(2, each + most, each).transpose(1, 2).flatten(0, 1)
-    base = rows[..., :each]
-    sums = rows.new_empty(len(lags), len(rows), channels, channels)
+    # behind them the zeros that shifts reach: if in pieces, then whole ones, which are not summed
+    step, spare = (each + most, 0) if pieces == 1 else (each, -(-most // each))
+    pixels = _laid_out(xs, geometry, sizes, (pieces + spare) * step)
+    count = groups * (pieces + spare)
+    used = count - spare
+    size = used, each, channels
+    stride = pixels.stride(0) // (pieces + spare), *pixels.stride()[1:]
+    base = pixels.as_strided(size, stride).transpose(1, 2)
+    sums = pixels.new_empty(len(lags), count, channels, channels)
     for out, shift in zip(sums, shifts):
-        torch.bmm(base, rows[..., shift : shift + each].transpose(1, 2), out=out)
-    return sums.unflatten(1, (row_count, pieces)).sum(2)
+        torch.bmm(base, pixels.as_strided(size, stride, shift * stride[1]), out=out[:used])
+    sums = sums.unflatten(1, (groups, pieces + spare))
+    return sums[:, :, 0] if pieces == 1 else sums[:, :, :pieces].sum(2)
+
+
+def _laid_out(xs: Sequence[Tensor], geometry: Geometry, sizes: list[int], room: int) -> Tensor:
+    """Return the pixels of each group, padded with zeros (n G, room, channels)."""
+    n, groups, channels = len(xs), geometry.groups, xs[0].shape[1] // geometry.groups
+    if _is_pixel_major(xs[0].device):
+        pixels = xs[0].new_zeros(n * groups, room, channels)
+    else:
+        pixels = xs[0].new_zeros(n * groups, channels, room).transpose(1, 2)
+    used = pixels[:, : len(xs[0]) * prod(sizes)]
+    maps = used.view(n, groups, len(xs[0]), *sizes, channels)
+    inside = (slice(None), slice(None), *(slice(size) for size in xs[0].shape[2:]))
+    for target, x in zip(maps, xs):
+        target[inside] = x.unflatten(1, (groups, channels)).movedim((0, 1, 2), (1, 0, -1))
+    return pixels
+
+
+def _is_pixel_major(device: torch.device) -> bool:
+    """Return whether pixels are laid out as rows of their channels, and not channel by channel.
+
+    In rows every shift keeps the alignment that fast products on a GPU need. A CPU needs none, and
+    is faster and more accurate channel by channel where channels are few.
+    """
+    return device.type != "cpu"
 
 
 def _count_pieces(device: torch.device, groups: int, channels: int, most: int) -> int:
-    """Return into how many pieces, at most ``most``, to cut the row of each group.
+    """Return into how many pieces, at most ``most``, to cut the pixels of each group.
 
-    Few outputs would leave most of a GPU idle.
+    Few outputs would leave most of a GPU idle, and long sums in TF32 are less accurate.
     """
-    if device.type == "cpu":
+    if not _is_pixel_major(device):
         return 1
     tiles = groups * (-(-channels // _TILE)) ** 2
     return max(1, min(-(-_BUSY_TILES // tiles), most))
