@@ -46,6 +46,7 @@ import torch
 from torch import multiprocessing
 
 from boxcov import BoxcovError, ExactGLM, Posterior, calibrate, fit, join_frames
+from boxcov._files.output_file import write_text
 from boxcov._torch.modules import move
 from boxcov.concatenation import concatenate
 from boxcov.data import simulated
@@ -56,7 +57,6 @@ from boxcov.detectors.training import Recipe, train
 from boxcov.evaluate.average_precision import average_precision, mean_precision
 from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.evaluate.label_order import box_values, frame_values
-from boxcov.files import write_text
 
 SCENARIOS = ("clear", "rain", "crowd", "unseen")
 METHODS = (

@@ -16,7 +16,7 @@ import numpy as np
 from active_learning import METHODS, QUICK, Job, Settings, read_results
 from scipy.stats import t
 
-from boxcov.files import write_text
+from boxcov._files.output_file import write_text
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "data"
 COMMAND = "python studies/active_learning.py --out OUT --cache CACHE --device cuda --workers 16"

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from boxcov._files.input_file import read_json
+from boxcov._files.output_file import write_text
 from boxcov.evaluate.quality import ERRORS, auroc
 from boxcov.evaluate.records import Records
-from boxcov.files import write_text
-from boxcov.input_file import read_json
 from boxcov.pipeline.reproduce.comparison import PAPER, Table, measure, spearman
 from boxcov.pipeline.reproduce.plan import (
     DEPTHS,

@@ -49,12 +49,12 @@ from label_baselines import baselines
 from scipy.stats import t
 
 from boxcov import Detections, ExactGLM, Posterior, join_frames
+from boxcov._files.output_file import write_text
 from boxcov.data import simulated
 from boxcov.detectors import centerpoint
 from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.evaluate.matching import pair_classes
 from boxcov.evaluate.wrong_labels import Differences, disagreement
-from boxcov.files import write_text
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "data"
 KINDS = ("shift", "resize", "drop", "relabel")

@@ -50,7 +50,7 @@ def test_a_reader_beyond_the_limits_is_reported(tmp_path) -> None:
 import json
 from pathlib import Path
 from helpers import fuzz
-from boxcov.input_file import reading
+from boxcov._files.input_file import reading
 
 def spin(path):
     while True:

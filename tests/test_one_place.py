@@ -16,12 +16,12 @@ SOURCE = Path(boxcov.__file__).parent
 # calls that write a file, and those modules that may make them, with the reason
 WRITES = ("write_text", "write_bytes", "savefig", "save_file", "tofile", "savez", "to_csv")
 WRITERS = {
-    "files.py": "the place itself",
+    "_files/output_file.py": "the place itself",
     "data/loader.py": "items of worker processes, in a temporary folder",
 }
 PRINTERS = {"pipeline/terminal.py": "the place itself"}
 JSON = {
-    "files.py": "the place itself",
+    "_files/output_file.py": "the place itself",
     "_torch/distributed.py": "between processes, not to a file",
     "data/nuscenes/results.py": "the format has NaN for unknown velocities",
     "report/page.py": "allow_nan=False, in a script element",

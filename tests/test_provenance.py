@@ -24,11 +24,11 @@ from boxcov import (
     __version__,
     fit,
 )
+from boxcov._files.output_file import write_safetensors
 from boxcov._torch.modules import fingerprint
 from boxcov.data import shapes
 from boxcov.detectors import centerpoint
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.files import write_safetensors
 from helpers.command_line import boxcov, refuse, small_network, succeed
 
 

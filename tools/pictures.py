@@ -17,7 +17,7 @@ from pathlib import Path
 from PIL import Image
 
 import boxcov
-from boxcov.canvas import draw_from_above, draw_image
+from boxcov.report.canvas import draw_from_above, draw_image
 from boxcov.report.study import last_sweep
 
 ROOT = Path(__file__).parents[1]

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
+from boxcov._files.input_file import MAX_CLASSES, MAX_FIELDS, MAX_FRAMES, conform
+from boxcov._files.output_file import to_json
 from boxcov.errors import BoxcovError, counted, join_names
-from boxcov.files import to_json
-from boxcov.input_file import MAX_CLASSES, MAX_FIELDS, MAX_FRAMES, conform
 
 _SCHEMA: dict[str, Any] = {
     # how the covariances were computed

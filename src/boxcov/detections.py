@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from boxcov._files.input_file import MAX_FRAMES, open_tensors
+from boxcov._files.output_file import to_json, write_safetensors
 from boxcov.box_layout import clipped_sides
 from boxcov.detection_meta import check_meta, check_names, check_summary, meta_to_write
 from boxcov.errors import BoxcovError, counted, join_names
-from boxcov.files import to_json, write_safetensors
-from boxcov.input_file import MAX_FRAMES, open_tensors
 from boxcov.result_check import check_result
 from boxcov.version import __version__
 

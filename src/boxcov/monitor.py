@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
+from boxcov._files.input_file import conform, read_json, reading
+from boxcov._files.output_file import to_json, write_text
 from boxcov.concatenation import check_single_frame
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError, counted
-from boxcov.files import to_json, write_text
-from boxcov.input_file import conform, read_json, reading
 
 Array = np.ndarray[Any, Any]
 SINGLE = ("boxes", "objects", "certainty", "width")  # all further numbers make up the distance

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from boxcov import Detections
-from boxcov.canvas import SIDE
 from boxcov.data.video import Video
 from boxcov.detectors.yolox import YOLOX, Config
 from boxcov.pipeline import show as showing
@@ -18,6 +17,7 @@ from boxcov.pipeline import stream as streaming
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.options import EstimatorOptions, FileOptions, PredictCommand
 from boxcov.pipeline.predict import open_frames
+from boxcov.report.canvas import SIDE
 from helpers.centerpoint_cases import cloud, pillar_config
 from helpers.command_line import boxcov, refuse, small_network, succeed
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from boxcov import BoxcovError
-from boxcov.files import hold
+from boxcov._files.output_file import hold
 from boxcov.pipeline import stream as streaming
 from helpers.command_line import boxcov, refuse
 
@@ -143,7 +143,7 @@ def test_special_outputs_are_refused(tmp_path, verb, kind) -> None:
 
 
 def test_special_files_of_the_library_stay(tmp_path) -> None:
-    from boxcov.files import atomic_write
+    from boxcov._files.output_file import atomic_write
 
     (tmp_path / "x").symlink_to(tmp_path / "absent")
     with pytest.raises(BoxcovError, match="a symbolic link, not a regular file"):
@@ -194,7 +194,7 @@ def test_the_report_of_a_training_is_checked_first(tmp_path) -> None:
 HOLDER = """
 import sys
 from pathlib import Path
-from boxcov.files import hold
+from boxcov._files.output_file import hold
 with hold(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.readline()
@@ -249,7 +249,9 @@ def test_workers_of_a_killed_process_hold_nothing(tmp_path) -> None:
 
 
 def test_a_folder_is_held(tmp_path) -> None:
-    code = HOLDER.replace("boxcov.files import hold", "boxcov.pipeline.paths import hold_folder")
+    code = HOLDER.replace(
+        "boxcov._files.output_file import hold", "boxcov.pipeline.paths import hold_folder"
+    )
     words = [sys.executable, "-c", code.replace("hold(", "hold_folder("), str(tmp_path / "out")]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as held:
         assert held.stdout.readline() == "held\n"

@@ -9,10 +9,10 @@ from unicodedata import category
 import torch
 
 from boxcov import BoxcovError, Detections
-from boxcov.canvas import draw_from_above
+from boxcov._files.plain_text import printable
 from boxcov.pipeline import convert
 from boxcov.pipeline.options import ConvertCommand, MessageOptions
-from boxcov.plain_text import printable
+from boxcov.report.canvas import draw_from_above
 from boxcov.report.page import page
 from boxcov.report.study import Study
 from helpers.command_line import boxcov

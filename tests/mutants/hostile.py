@@ -32,7 +32,7 @@ HOSTILE = [
     ),
     Mutant(
         "damage is refused by name",
-        "input_file.py",
+        "_files/input_file.py",
         "DAMAGE = (SafetensorError, LookupError, ",
         "DAMAGE = (SafetensorError, ",
         "test_fuzz.py::test_damaged_files_are_refused_by_name",
@@ -134,7 +134,7 @@ HOSTILE = [
         "data/points.py",
         "data = read_bytes(path, MAX_BYTES)",
         "data = path.read_bytes()",
-        "test_input_file.py::test_no_module_reads_files_by_itself",
+        "_files/test_input_file.py::test_no_module_reads_files_by_itself",
     ),
 ]
 

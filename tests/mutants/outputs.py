@@ -12,14 +12,14 @@ POSTERIOR = "posterior/test_posterior_numbers.py::"
 OUTPUTS = [
     Mutant(
         "only regular files are replaced",
-        "files.py",
+        "_files/output_file.py",
         "    check_replaceable(path)\n    with _writing(path):",
         "    with _writing(path):",
         f"{UNWRITABLE}test_special_files_of_the_library_stay",
     ),
     Mutant(
         "special outputs are refused before the work",
-        "files.py",
+        "_files/output_file.py",
         "    check_replaceable(path)\n    with _writing(path), tempfile",
         "    with _writing(path), tempfile",
         f"{UNWRITABLE}test_special_outputs_are_refused",
@@ -40,14 +40,14 @@ OUTPUTS = [
     ),
     Mutant(
         "one process writes an output",
-        "files.py",
+        "_files/output_file.py",
         "fcntl.LOCK_EX | fcntl.LOCK_NB",
         "fcntl.LOCK_SH | fcntl.LOCK_NB",
         f"{UNWRITABLE}test_an_output_that_is_held_is_refused",
     ),
     Mutant(
         "control characters are escaped",
-        "plain_text.py",
+        "_files/plain_text.py",
         "category(c) in _HARMFUL",
         'category(c) == "Zl"',
         f"{TERMINAL}test_control_characters_are_escaped",
@@ -82,14 +82,14 @@ OUTPUTS = [
     ),
     Mutant(
         "long names stay short in figures",
-        "plain_text.py",
+        "_files/plain_text.py",
         "shown if len(shown) <= length else",
         "shown if shown else",
         "report/test_hostile.py::test_labels_of_rerun_are_short_lines",
     ),
     Mutant(
         "JSON files hold no NaN",
-        "files.py",
+        "_files/output_file.py",
         "allow_nan=False",
         "allow_nan=True",
         f"{LEAVE}test_ros_files_are_valid_json",

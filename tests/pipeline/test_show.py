@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from boxcov.canvas import POINTS, draw_from_above
 from boxcov.outlines import ON_DARK
 from boxcov.pipeline.show import pictures
+from boxcov.report.canvas import POINTS, draw_from_above
 from helpers.export_boxes import in_space, with_error_model
 
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from boxcov import Detections
+from boxcov._files.plain_text import printable
 from boxcov.cli.evaluate import difference_table, quality_table
 from boxcov.evaluate.summary import COLUMNS
 from boxcov.export.tables import write_csv
 from boxcov.pipeline.progress import ProgressBar
 from boxcov.pipeline.terminal import say, say_json, say_table
-from boxcov.plain_text import printable
 from helpers.command_line import refuse
 from helpers.studies import random_records
 

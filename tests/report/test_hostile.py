@@ -16,10 +16,10 @@ import torch
 from PIL import Image
 
 from boxcov import Detections
-from boxcov.canvas import draw_image
+from boxcov._files.plain_text import short_name
 from boxcov.export import rerun
-from boxcov.plain_text import short_name
 from boxcov.report import figures, frame_plot
+from boxcov.report.canvas import draw_image
 from boxcov.report.figures import write_figures
 from boxcov.report.frame_plot import write_plot
 from boxcov.report.page import MAX_GROUPS, page

@@ -7,8 +7,8 @@ from dataclasses import asdict, astuple, dataclass
 from textwrap import wrap
 from typing import Any
 
+from boxcov._files.output_file import to_json
 from boxcov.errors import BoxcovError, counted, join_names
-from boxcov.files import to_json
 
 WIDTH = 120
 

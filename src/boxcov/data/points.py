@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from boxcov._files.input_file import read_bytes
 from boxcov.data.poses import into_axes
 from boxcov.errors import BoxcovError, BoxcovWarning
-from boxcov.input_file import read_bytes
 
 MAX_BYTES = 1 << 28  # of a point file
 MAX_OBJECTS = 10_000  # in one frame

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from boxcov._files.input_file import MAX_FRAMES, open_bytes, reading
 from boxcov.data.coco.images import MAX_BYTES, check_pixels
 from boxcov.errors import BoxcovError, import_package
-from boxcov.input_file import MAX_FRAMES, open_bytes, reading
 
 # by suffix: one container, so that no playlist can name other files or addresses
 CONTAINERS = {".mp4": "mp4", ".mov": "mov", ".mkv": "matroska", ".webm": "matroska", ".avi": "avi"}

@@ -21,7 +21,7 @@ from zipfile import ZIP_STORED, ZipFile, is_zipfile
 import torch
 from torch import Tensor
 
-from boxcov.input_file import read_bytes, shorten
+from boxcov._files.input_file import read_bytes, shorten
 
 MAX_BYTES = 1 << 35
 _MAGIC = 0x1950A86A20F9469CFC6C  # the first value in files of torch before 1.6

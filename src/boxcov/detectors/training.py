@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from boxcov._files.input_file import open_tensors
+from boxcov._files.output_file import to_json, write_safetensors
 from boxcov._torch.modules import move
 from boxcov.data.augment import Augmentation
 from boxcov.data.sequence import merge
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError
-from boxcov.files import to_json, write_safetensors
-from boxcov.input_file import open_tensors
 
 Progress = Callable[[int, int, float], None]
 _KEY = "boxcov.training"

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from boxcov._files.input_file import open_bytes, open_safetensors, shorten
 from boxcov.detectors.torch_file import ForeignCodeError, read_torch_file
 from boxcov.errors import BoxcovError, join_names
-from boxcov.input_file import open_bytes, open_safetensors, shorten
 
 State = Mapping[str, Tensor]
 M = TypeVar("M", bound=nn.Module)

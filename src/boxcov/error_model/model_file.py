@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from boxcov._files.input_file import conform, parse_metadata
+from boxcov._files.output_file import to_json
 from boxcov.detections import Detections
 from boxcov.error_model.inputs import box_inputs
 from boxcov.error_model.model import MAX_UNIT, TENSORS, WIDENING, ErrorModel
@@ -16,8 +18,6 @@ from boxcov.error_model.network import Network
 from boxcov.error_model.regions import LEVELS, RANGES, Regions
 from boxcov.error_model.student_t import MAX_DOF
 from boxcov.errors import join_names
-from boxcov.files import to_json
-from boxcov.input_file import conform, parse_metadata
 from boxcov.result_check import properties
 
 _NAMES = (  # of what is not a tensor

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from boxcov._files.input_file import MAX_FRAMES, open_tensors, shorten
+from boxcov._files.output_file import to_json, write_safetensors
 from boxcov.data.poses import BOX_FIELDS
 from boxcov.detections import PART_BELOW, Detections
 from boxcov.errors import BoxcovError, counted
 from boxcov.evaluate.covariance_metrics import LEVELS
 from boxcov.evaluate.matching import match
 from boxcov.evaluate.records import Records
-from boxcov.files import to_json, write_safetensors
-from boxcov.input_file import MAX_FRAMES, open_tensors, shorten
 
 Array = NDArray[Any]
 _ARRAYS = ("boxes", "labels", "frame")

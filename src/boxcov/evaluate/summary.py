@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from boxcov._files.output_file import without_nan
 from boxcov.evaluate.baselines import (
     covariance_features,
     one_minus_score,
@@ -40,7 +41,6 @@ from boxcov.evaluate.quality import (
     ranks,
 )
 from boxcov.evaluate.records import Records
-from boxcov.files import without_nan
 
 Array = NDArray[Any]
 RANKINGS = ("AUROC", "AUSE")

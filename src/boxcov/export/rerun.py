@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from boxcov._files.output_file import atomic_write
+from boxcov._files.plain_text import short_name
 from boxcov.box_layout import IMAGE, PLANE, columns, find_layout
 from boxcov.detections import Detections
 from boxcov.errors import import_package
-from boxcov.files import atomic_write
 from boxcov.outlines import background_of, risk_colors
-from boxcov.plain_text import short_name
 from boxcov.result_check import check_result
 
 Array = NDArray[Any]

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from boxcov._files.input_file import MAX_CLASSES
+from boxcov._files.plain_text import short_name
 from boxcov.box_layout import IMAGE, find_layout
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError, import_package
-from boxcov.input_file import MAX_CLASSES
 from boxcov.outlines import risk_colors, side_bands
-from boxcov.plain_text import short_name
 from boxcov.result_check import check_result
 
 _KEY = "boxcov"  # what supervision carries along: metadata["boxcov"], data["boxcov.NAME"]

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from boxcov._files.output_file import atomic_write, to_json
 from boxcov.detection_meta import meta_to_write
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError, import_package
-from boxcov.files import atomic_write, to_json
 from boxcov.result_check import check_result
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # begin a formula in a spreadsheet

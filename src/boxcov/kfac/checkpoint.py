@@ -16,11 +16,11 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from boxcov._files.input_file import open_tensors
+from boxcov._files.output_file import check_writable, remove_leftovers, to_json, write_safetensors
 from boxcov._torch.distributed import World
 from boxcov._torch.modules import hash_tensor
 from boxcov.errors import BoxcovError
-from boxcov.files import check_writable, remove_leftovers, to_json, write_safetensors
-from boxcov.input_file import open_tensors
 from boxcov.kfac.factors import check_count
 from boxcov.version import __version__
 

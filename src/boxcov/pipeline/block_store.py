@@ -10,11 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from boxcov._files.input_file import reading
+from boxcov._files.output_file import make_folder
 from boxcov._torch.distributed import World
 from boxcov.data.loader import load_items
 from boxcov.errors import BoxcovError
-from boxcov.files import make_folder
-from boxcov.input_file import reading
 from boxcov.pipeline.frames import Progress, silent
 
 T = TypeVar("T")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from boxcov._files.input_file import reading
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
-from boxcov.input_file import reading
 from boxcov.pipeline.frames import load_frames, source_of_detections
 from boxcov.pipeline.options import ConvertCommand
 from boxcov.pipeline.output_format import (

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from boxcov._files.output_file import make_folder, write_json
 from boxcov.detections import Detections
 from boxcov.evaluate.covariance_metrics import LEVELS
 from boxcov.evaluate.records import Records
-from boxcov.files import make_folder, write_json
 from boxcov.pipeline import predict
 from boxcov.pipeline.detectors import load_detector, plain_milliseconds
 from boxcov.pipeline.frames import load_frames

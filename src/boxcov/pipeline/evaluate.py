@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from warnings import warn
 
+from boxcov._files.input_file import reading
 from boxcov._torch.distributed import World, join_process_group
 from boxcov.data.loader import load_items
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.evaluate.ground_truth import GroundTruth, match_detections
 from boxcov.evaluate.summary import table
-from boxcov.input_file import reading
 from boxcov.pipeline.block_store import BlockStore
 from boxcov.pipeline.frames import (
     Progress,

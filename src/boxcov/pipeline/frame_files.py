@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TextIO
 import torch
 from torch import Tensor
 
+from boxcov._files.input_file import MAX_BYTES, check_regular, reading
 from boxcov.box_layout import IMAGE
 from boxcov.data.coco.images import letterbox, read_image, to_pixels
 from boxcov.data.points import LAYOUTS, check_layout, read_points
@@ -28,7 +29,6 @@ from boxcov.detectors.transformers.detector import QueryDetector
 from boxcov.detectors.ultralytics import Yolo
 from boxcov.detectors.yolox import YOLOX
 from boxcov.errors import BoxcovError
-from boxcov.input_file import MAX_BYTES, check_regular, reading
 from boxcov.outlines import background_of
 from boxcov.pipeline.detectors import is_foreign, trained_size, warn_if_implausible, warn_of_sweeps
 from boxcov.pipeline.kitti_axes import TO_KITTI, has_kitti_classes, points_to_nuscenes

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from boxcov._files.input_file import MAX_FRAMES, conform
 from boxcov.data import batched, coco, kitti, loaded, nuscenes, simulated
 from boxcov.data.sequence import FrameSequence
 from boxcov.errors import BoxcovError, BoxcovWarning, counted, did_you_mean, join_names
-from boxcov.input_file import MAX_FRAMES, conform
 from boxcov.pipeline.kitti_axes import KittiAsNuScenes, has_kitti_classes
 from boxcov.pipeline.options import DataOptions, PredictedData
 from boxcov.pipeline.user_code import PREFIX, load_function, user_code

@@ -10,10 +10,10 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from boxcov._files.input_file import conform, open_text, parse_metadata, reading
+from boxcov._files.output_file import write_text
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
-from boxcov.files import write_text
-from boxcov.input_file import conform, open_text, parse_metadata, reading
 from boxcov.monitor import Monitor
 from boxcov.pipeline.options import MonitorCommand
 from boxcov.pipeline.paths import check_output, holds_output

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from warnings import warn
 
+from boxcov._files.output_file import to_json, write_text
 from boxcov.box_layout import IMAGE, SPACE, find_layout
 from boxcov.data import coco, kitti, nuscenes
 from boxcov.data.poses import BOX_FIELDS, transform_detections
@@ -15,7 +16,6 @@ from boxcov.detections import Detections
 from boxcov.errors import BoxcovError, BoxcovWarning, import_package
 from boxcov.export import ros, tables
 from boxcov.export.rerun import write_rrd
-from boxcov.files import to_json, write_text
 from boxcov.pipeline.kitti_axes import TO_KITTI, KittiAsNuScenes, detections_to_kitti
 from boxcov.pipeline.options import MessageOptions
 

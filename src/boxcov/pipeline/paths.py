@@ -9,8 +9,8 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from boxcov._files.output_file import check_writable, hold, make_folder, remove_leftovers
 from boxcov.errors import BoxcovError
-from boxcov.files import check_writable, hold, make_folder, remove_leftovers
 
 C = TypeVar("C")
 P = ParamSpec("P")

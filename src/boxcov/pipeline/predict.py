@@ -14,14 +14,15 @@ from warnings import warn
 
 import torch
 
+from boxcov._files.input_file import hash_file, reading
+from boxcov._files.output_file import to_json
+from boxcov._files.plain_text import printable
 from boxcov._torch.distributed import join_process_group
 from boxcov._torch.process_state import seconds
 from boxcov.concatenation import concatenate
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning
-from boxcov.files import to_json
-from boxcov.input_file import hash_file, reading
 from boxcov.outlines import background_of
 from boxcov.pipeline.block_store import BLOCK, BlockStore
 from boxcov.pipeline.detectors import load_detector, match_source, warn_if_implausible
@@ -41,7 +42,6 @@ from boxcov.pipeline.options.option import SHIPPED_POSTERIOR
 from boxcov.pipeline.output_format import check_format, write_detections
 from boxcov.pipeline.paths import holds_output, refuse_other_settings
 from boxcov.pipeline.show import check_frames, check_show, pictures
-from boxcov.plain_text import printable
 from boxcov.posterior import file as posterior_file
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.exact import ExactGLM

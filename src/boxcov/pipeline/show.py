@@ -9,11 +9,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from boxcov.canvas import draw_from_above, draw_image, reach_of
+from boxcov._files.output_file import atomic_write, make_folder
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError, import_package
-from boxcov.files import atomic_write, make_folder
 from boxcov.pipeline.paths import check_output
+from boxcov.report.canvas import draw_from_above, draw_image, reach_of
 
 RATE = 10.0  # frames per second of a video
 MAX_GIF = 500  # frames: a GIF is held in memory until it is complete

@@ -13,9 +13,9 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from boxcov._files.output_file import to_json
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError, counted
-from boxcov.files import to_json
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frame_files import (
     FAILURES,

@@ -11,9 +11,9 @@ from contextlib import suppress
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, TextIO
 
+from boxcov._files.output_file import to_json, without_nan
+from boxcov._files.plain_text import printable
 from boxcov.errors import BoxcovError
-from boxcov.files import to_json, without_nan
-from boxcov.plain_text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

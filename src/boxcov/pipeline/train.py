@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
+from boxcov._files.input_file import read_json
+from boxcov._files.output_file import remove_leftovers, write_json
 from boxcov._torch.modules import move
 from boxcov.concatenation import join_frames
 from boxcov.data.augment import Augmentation
@@ -15,8 +17,6 @@ from boxcov.detectors.training import Recipe, train
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.average_precision import average_precision, mean_precision
 from boxcov.evaluate.ground_truth import GroundTruth
-from boxcov.files import remove_leftovers, write_json
-from boxcov.input_file import read_json
 from boxcov.pipeline.detectors import move_to_device
 from boxcov.pipeline.frames import (
     Progress,

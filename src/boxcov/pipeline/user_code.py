@@ -18,8 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from boxcov._files.input_file import shorten
 from boxcov.errors import BoxcovError, UserCodeError
-from boxcov.input_file import shorten
 
 PREFIX = "python:"
 FORM = "python:MODULE:FUNCTION"  # or python:FILE.py:FUNCTION

@@ -12,13 +12,13 @@ from warnings import warn
 import torch
 from torch import Tensor
 
+from boxcov._files.input_file import conform, open_tensors
+from boxcov._files.output_file import to_json, write_safetensors
 from boxcov._torch.modules import check_fingerprint
 from boxcov.detector import Detector, check_configuration, own_configuration
 from boxcov.error_model.model import ErrorModel
 from boxcov.error_model.model_file import error_model_text, read_error_model
 from boxcov.errors import BoxcovError, BoxcovWarning, join_names
-from boxcov.files import to_json, write_safetensors
-from boxcov.input_file import conform, open_tensors
 from boxcov.posterior.householder import TENSORS, PackedFactor, check_packed
 from boxcov.posterior.kronecker_block import (
     MAX_PRECISION,

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from boxcov._files.output_file import make_folder
+from boxcov._files.plain_text import MAX_NAME
 from boxcov.box_layout import PLANE, columns, has_layout
 from boxcov.errors import BoxcovError
 from boxcov.evaluate.quality import METRICS
 from boxcov.evaluate.records import Records
-from boxcov.files import make_folder
 from boxcov.outlines import outlines_from_above
-from boxcov.plain_text import MAX_NAME
 from boxcov.report.charts import (
     COLOURS,
     LineChart,

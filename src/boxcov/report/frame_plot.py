@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from boxcov._files.output_file import atomic_write
+from boxcov._files.plain_text import short_name
 from boxcov.box_layout import IMAGE, PLANE, columns, find_layout
 from boxcov.concatenation import check_single_frame
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError, import_package
-from boxcov.files import atomic_write
 from boxcov.outlines import (
     DOUBTFUL,
     background_of,
@@ -31,7 +32,6 @@ from boxcov.outlines import (
     side_bands,
     upright,
 )
-from boxcov.plain_text import short_name
 from boxcov.report.study import thin_points
 
 Array = NDArray[Any]

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from boxcov._files.output_file import write_text
+from boxcov._files.plain_text import printable
 from boxcov.detections import Detections
 from boxcov.evaluate.summary import class_groups, range_groups, table
-from boxcov.files import write_text
-from boxcov.plain_text import printable
 from boxcov.report.charts import (
     LineChart,
     calibration_charts,

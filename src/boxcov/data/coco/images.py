@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from boxcov._files.input_file import read_bytes, shorten
 from boxcov.errors import BoxcovError, import_package
-from boxcov.input_file import read_bytes, shorten
 
 PADDING = 114.0  # the grey around a letterboxed image
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP")  # for some others Pillow starts programs

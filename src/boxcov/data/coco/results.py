@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from boxcov._files.input_file import read_json, reading
+from boxcov._files.output_file import to_json, write_text
 from boxcov.box_layout import IMAGE, find_layout
 from boxcov.data.coco.sequence import Coco
 from boxcov.data.covariance_json import (
@@ -23,8 +25,6 @@ from boxcov.data.covariance_json import (
 from boxcov.data.poses import propagate
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
-from boxcov.files import to_json, write_text
-from boxcov.input_file import read_json, reading
 
 RESULT_FIELDS = ("x", "y", "w", "h")
 _RESULT_SOURCES = {"x": "x1", "y": "y1", "w": None, "h": None}

@@ -15,11 +15,11 @@ from warnings import warn
 import torch
 from torch import Tensor
 
+from boxcov._files.input_file import conform, read_json, reading
 from boxcov.data.coco.images import letterbox, read_image
 from boxcov.data.points import check_objects
 from boxcov.data.sequence import FrameSequence, leads_out
 from boxcov.errors import BoxcovError, BoxcovWarning, counted, join_names
-from boxcov.input_file import conform, read_json, reading
 
 Frame = tuple[Tensor, list[dict[str, Any]]]
 Change = Callable[[Tensor], Tensor]

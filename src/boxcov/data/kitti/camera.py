@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from boxcov._files.input_file import read_bytes
 from boxcov.data.poses import BOX_FIELDS, Pose, into_axes, rotate_yaw
 from boxcov.errors import BoxcovError
-from boxcov.input_file import read_bytes
 
 LIDAR_FIELDS = BOX_FIELDS[:7]  # KITTI has no velocities
 CAMERA_FIELDS = ("h", "w", "l", "x", "y", "z", "rotation_y")  # the order of a label's columns

@@ -11,6 +11,8 @@ from warnings import warn
 import torch
 from torch import Tensor
 
+from boxcov._files.input_file import read_bytes, read_json, reading
+from boxcov._files.output_file import make_folder, to_json, write_text
 from boxcov.box_layout import find_layout
 from boxcov.data.covariance_json import (
     covariance_meta,
@@ -29,8 +31,6 @@ from boxcov.data.kitti.sequence import Kitti, read_labels
 from boxcov.data.poses import BOX_FIELDS, propagate, wrap_angle
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError, BoxcovWarning, counted
-from boxcov.files import make_folder, to_json, write_text
-from boxcov.input_file import read_bytes, read_json, reading
 
 COVARIANCES = "covariance.json"
 # the centre is rotated, and that of the bottom face also depends on the height

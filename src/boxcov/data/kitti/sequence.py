@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from boxcov._files.input_file import read_text, shorten
 from boxcov.data.kitti.camera import CameraCalibration, from_camera, read_calibration, read_imu_pose
 from boxcov.data.points import check_layout, check_objects, count_points, read_points
 from boxcov.data.poses import Pose, rotation_matrix
 from boxcov.data.sequence import FrameSequence
 from boxcov.errors import BoxcovError
-from boxcov.input_file import read_text, shorten
 
 CLASSES = ("Car", "Pedestrian", "Cyclist")  # those of the official evaluation
 # fmt: off

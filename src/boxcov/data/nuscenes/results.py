@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from boxcov._files.input_file import read_json, reading
+from boxcov._files.output_file import atomic_write, to_json
 from boxcov.data.covariance_json import (
     covariance_meta,
     covariance_rows,
@@ -21,8 +23,6 @@ from boxcov.data.nuscenes.classes import CLASSES, attribute
 from boxcov.data.nuscenes.sequence import NuScenes
 from boxcov.data.poses import BOX_FIELDS, rotation_matrix, transform_detections
 from boxcov.detections import Detections
-from boxcov.files import atomic_write, to_json
-from boxcov.input_file import read_json, reading
 
 MAX_BOXES = 500  # per sample; the official evaluation refuses more
 _SENSORS = {

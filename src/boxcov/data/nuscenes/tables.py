@@ -9,8 +9,8 @@ from os.path import isfile
 from pathlib import Path
 from typing import Any, TypeVar
 
+from boxcov._files.input_file import MAX_TEXT, is_text, open_text, shorten
 from boxcov.errors import BoxcovError
-from boxcov.input_file import MAX_TEXT, is_text, open_text, shorten
 
 Row = dict[str, Any]
 T = TypeVar("T")

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from boxcov._files.input_file import read_json
 from boxcov.data.nuscenes.classes import CLASSES
-from boxcov.input_file import read_json
 
 BACKDROP = ("ego", "building", "wall", "pole", "sign", "bin", "tree", "bush", "spray")
 KINDS = CLASSES + BACKDROP  # a body's kind; those of the backdrop have no label

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from boxcov._files.input_file import reading
+from boxcov._files.output_file import write_safetensors
 from boxcov.detectors.centerpoint.config import FRAMEWORKS, Config, Framework, Pillars
 from boxcov.detectors.centerpoint.detector import CenterPoint, Fact
 from boxcov.detectors.centerpoint.frameworks import (
@@ -28,8 +30,6 @@ from boxcov.detectors.centerpoint.upstream_config import choose_config
 from boxcov.detectors.centerpoint.voxel_encoder import SparseConv
 from boxcov.detectors.weight_file import State, check_fit, copy_weights, load_weights, read_weights
 from boxcov.errors import BoxcovError, did_you_mean, join_names
-from boxcov.files import write_safetensors
-from boxcov.input_file import reading
 
 _KEY = "boxcov.centerpoint"
 _WEIGHTS = Path(__file__).parent / "weights"

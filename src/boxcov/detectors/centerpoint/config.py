@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass, field, replace
 from math import prod
 from typing import Any, Literal, get_args
 
+from boxcov._files.input_file import conform, parse_metadata
+from boxcov._files.output_file import to_json
 from boxcov.detectors.centerpoint.voxels import VoxelGrid
 from boxcov.errors import BoxcovError
-from boxcov.files import to_json
-from boxcov.input_file import conform, parse_metadata
 
 Framework = Literal["mmdet3d", "det3d", "openpcdet"]
 FRAMEWORKS: tuple[Framework, ...] = get_args(Framework)

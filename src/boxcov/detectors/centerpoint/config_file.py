@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from boxcov._files.input_file import read_bytes
 from boxcov.errors import BoxcovError, import_package, join_names
-from boxcov.input_file import read_bytes
 
 SUFFIXES = (".py", ".yaml", ".yml")
 MAX_FILES = 100  # that are read for one configuration

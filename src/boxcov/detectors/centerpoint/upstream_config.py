@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from warnings import warn
 
+from boxcov._files.input_file import open_bytes, reading
 from boxcov.detectors.centerpoint.config import (
     Config,
     Framework,
@@ -29,7 +30,6 @@ from boxcov.detectors.centerpoint.config_file import (
 )
 from boxcov.detectors.centerpoint.upstream_settings import SettingsReader, framework_of
 from boxcov.errors import BoxcovError, BoxcovWarning, join_names
-from boxcov.input_file import open_bytes, reading
 
 NAMES = ("pillar02", "voxel01", "voxel0075")
 CIRCLE = "-circlenms"  # at the end of a name: circle NMS instead of rotated NMS

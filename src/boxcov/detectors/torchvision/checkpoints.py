@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from boxcov._files.input_file import hash_file, reading
 from boxcov.detectors.torchvision.dense import FCOS, SSD, RetinaNet
 from boxcov.detectors.torchvision.detector import Images, TorchvisionDetector
 from boxcov.detectors.torchvision.rcnn import FasterRCNN
 from boxcov.detectors.weight_file import State, load_weights, read_weights
 from boxcov.errors import BoxcovError, BoxcovWarning, did_you_mean, import_package
-from boxcov.input_file import hash_file, reading
 
 _FAMILIES: dict[str, type[TorchvisionDetector]] = {
     kind.__name__: kind for kind in (RetinaNet, FCOS, SSD, FasterRCNN)

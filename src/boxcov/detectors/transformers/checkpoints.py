@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 from warnings import warn
 
+from boxcov._files.input_file import read_json, reading, shorten
 from boxcov.detectors.transformers.detector import QueryDetector
 from boxcov.detectors.transformers.families import FAMILIES, KNOWN, wrap
 from boxcov.detectors.weight_file import refuse_differences
 from boxcov.errors import BoxcovError, BoxcovWarning, import_package
-from boxcov.input_file import read_json, reading, shorten
 
 _PROCESSOR = "preprocessor_config.json"
 

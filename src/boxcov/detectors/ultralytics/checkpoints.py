@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from boxcov._files.input_file import reading
 from boxcov.detectors.ultralytics.detector import Yolo, wrap
 from boxcov.errors import BoxcovError, import_package, join_names
-from boxcov.input_file import reading
 
 _PACKAGES = ("torch.nn.modules.", "ultralytics.nn.")  # of the modules in a file
 

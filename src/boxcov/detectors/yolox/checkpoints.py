@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from warnings import warn
 
+from boxcov._files.input_file import MAX_CLASSES, reading
 from boxcov.data.coco.classes import CLASSES
 from boxcov.detectors.weight_file import State, load_weights, read_weights
 from boxcov.detectors.yolox.config import SIZES, Config
 from boxcov.detectors.yolox.detector import YOLOX
 from boxcov.errors import BoxcovError, BoxcovWarning, join_names
-from boxcov.input_file import MAX_CLASSES, reading
 
 _SHORT_NAMES = {  # of the pyramid's modules, in files with folded weights
     "lateral0": "lateral_conv0",

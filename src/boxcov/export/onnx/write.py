@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten_with_path, tree_map_only
 
+from boxcov._files.input_file import parse_metadata, read_bytes, reading
+from boxcov._files.output_file import atomic_write, to_json
 from boxcov._torch.modules import differentiable_shadow, shadow
 from boxcov.checks.selections import check_variants, wide_limits
 from boxcov.checks.subject import named_floats
@@ -19,8 +21,6 @@ from boxcov.error_model.model import ErrorModel
 from boxcov.errors import BoxcovError, check_whole, import_package, join_names
 from boxcov.export.onnx.graph import FrameGraph, build_graph
 from boxcov.export.onnx.torch_onnx import build_model
-from boxcov.files import atomic_write, to_json
-from boxcov.input_file import parse_metadata, read_bytes, reading
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.predictor import estimator
 from boxcov.predict.static_frame import MAX_ROWS, WithSignals

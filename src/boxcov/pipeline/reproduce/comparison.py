@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from boxcov._files.input_file import read_json
 from boxcov.detector import Detector
 from boxcov.errors import import_package
 from boxcov.evaluate.intervals import partition_chance
@@ -24,7 +25,6 @@ from boxcov.evaluate.quality import (
     partitions,
 )
 from boxcov.evaluate.records import Records
-from boxcov.input_file import read_json
 from boxcov.pipeline.reproduce.plan import (
     DEPTHS,
     EPSILONS,

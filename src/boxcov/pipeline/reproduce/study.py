@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from boxcov.files import write_json, write_text
+from boxcov._files.output_file import write_json, write_text
 from boxcov.pipeline.options import ReproduceCommand
 from boxcov.pipeline.paths import hold_folder
 from boxcov.pipeline.reproduce.comparison import Table, paper_tables

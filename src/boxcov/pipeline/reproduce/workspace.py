@@ -8,6 +8,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from boxcov._files.input_file import read_json, reading
+from boxcov._files.output_file import make_folder, write_json
 from boxcov._torch.process_state import seconds
 from boxcov.concatenation import join_frames
 from boxcov.data import batched
@@ -17,8 +19,6 @@ from boxcov.error_model.calibrate import calibrate
 from boxcov.errors import BoxcovError, NotFiniteError
 from boxcov.evaluate.ground_truth import GroundTruth, match_detections
 from boxcov.evaluate.records import Records
-from boxcov.files import make_folder, write_json
-from boxcov.input_file import read_json, reading
 from boxcov.kfac.checkpoint import Checkpoint
 from boxcov.kfac.fit import FitOptions, fit
 from boxcov.pipeline.detectors import load_detector, plain_milliseconds

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from boxcov._files.plain_text import short_name
 from boxcov.box_layout import IMAGE, PLANE, find_layout
 from boxcov.box_layout import columns as layout_columns
 from boxcov.detections import Detections
@@ -20,7 +21,6 @@ from boxcov.outlines import (
     side_bands,
     upright,
 )
-from boxcov.plain_text import short_name
 
 if TYPE_CHECKING:
     from PIL.Image import Image

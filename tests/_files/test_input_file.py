@@ -12,9 +12,9 @@ from typing import Any, Literal
 import pytest
 
 from boxcov import BoxcovError
-from boxcov.input_file import MAX_TEXT, conform, parse_metadata, read_bytes, reading
+from boxcov._files.input_file import MAX_TEXT, conform, parse_metadata, read_bytes, reading
 
-SOURCES = Path(__file__).parents[1] / "src" / "boxcov"
+SOURCES = Path(__file__).parents[2] / "src" / "boxcov"
 READERS = {
     *("open", "read_text", "read_bytes", "safe_open", "load_file", "fromfile", "memmap"),
     *("loadtxt", "genfromtxt", "ZipFile", "json.load", "json.loads", "torch.load", "onnx.load"),
@@ -30,9 +30,9 @@ OWN = {
     ("data/coco/images.py", "Image.open"): "bytes that input_file.py read",
     ("detectors/torch_file.py", "ZipFile"): "bytes that input_file.py read",
     ("pipeline/predict.py", "json.loads"): "its own text",
-    ("files.py", "open"): "the file that is being written",
-    ("files.py", "os.open"): "a folder, to flush it, and a lock",
-    ("files.py", "read_text"): "the lock of an output",
+    ("_files/output_file.py", "open"): "the file that is being written",
+    ("_files/output_file.py", "os.open"): "a folder, to flush it, and a lock",
+    ("_files/output_file.py", "read_text"): "the lock of an output",
     ("data/video.py", "open"): "a file that input_file.py opened",
     ("data/video.py", "Image.open"): "a file that input_file.py opened",
     ("detectors/ultralytics/checkpoints.py", "torch.load"): "weights only, no constructors",
@@ -47,7 +47,7 @@ def reader_calls(path: Path) -> set[str]:
     """Return the calls in a module that read a file, as READERS names them."""
     nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
     imports = [n for n in nodes if isinstance(n, ast.ImportFrom)]
-    checked = {a.name for n in imports if n.module == "boxcov.input_file" for a in n.names}
+    checked = {a.name for n in imports if n.module == "boxcov._files.input_file" for a in n.names}
     calls = [ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)]
     foreign = {call for call in calls if call not in checked}
     return {call if call in READERS else call.rpartition(".")[2] for call in foreign} & READERS
@@ -60,7 +60,7 @@ def test_no_module_reads_files_by_itself() -> None:
         if path.name != "input_file.py"
         for call in reader_calls(path)
     }
-    assert found - set(OWN) == set(), "read files through boxcov.input_file"
+    assert found - set(OWN) == set(), "read files through boxcov._files.input_file"
     assert set(OWN) - found == set(), "these exceptions are no longer needed"
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from boxcov import BoxcovError, Detections
-from boxcov.canvas import BACKGROUND, SIDE, draw_from_above, draw_image, reach_of
 from boxcov.outlines import ON_DARK
+from boxcov.report.canvas import BACKGROUND, SIDE, draw_from_above, draw_image, reach_of
 from helpers.export_boxes import in_image, in_space, with_error_model
 
 LOW, _, HIGH = ON_DARK

@@ -10,7 +10,13 @@ import pytest
 import torch
 
 from boxcov import BoxcovError
-from boxcov.files import atomic_write, check_writable, make_folder, remove_leftovers, to_json
+from boxcov._files.output_file import (
+    atomic_write,
+    check_writable,
+    make_folder,
+    remove_leftovers,
+    to_json,
+)
 
 
 def test_a_whole_file_takes_the_place(tmp_path: Path) -> None:
