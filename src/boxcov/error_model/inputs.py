@@ -23,15 +23,10 @@ def box_inputs(found: Detections) -> _Columns:
     Score, sides, range, speed and directions; the neighbours among the reported boxes; the class;
     the log variances of the covariance; and the detector's signals.
     """
-    return {**_report_inputs(found), **covariance_inputs(found), **_signal_inputs(found)}
+    return {**report_inputs(found), **covariance_inputs(found), **signal_inputs(found)}
 
 
-def free_inputs(found: Detections) -> _Columns:
-    """Return the inputs of each box (m,) that need no covariance."""
-    return {**_report_inputs(found), **_signal_inputs(found)}
-
-
-def _report_inputs(found: Detections) -> _Columns:
+def report_inputs(found: Detections) -> _Columns:
     """Return what the reported boxes themselves say."""
     if len(found) > _MOST and bool((found.frame != found.frame[0]).any()):
         return _inputs_by_frame(found)
@@ -55,7 +50,8 @@ def _report_inputs(found: Detections) -> _Columns:
     return inputs
 
 
-def _signal_inputs(found: Detections) -> _Columns:
+def signal_inputs(found: Detections) -> _Columns:
+    """Return the detector's signals."""
     if found.signals is None:
         return {}
     names = (f"signal {name}" for name in found.meta["signals"])
@@ -63,10 +59,10 @@ def _signal_inputs(found: Detections) -> _Columns:
 
 
 def _inputs_by_frame(found: Detections) -> _Columns:
-    """As ``_report_inputs``, frame by frame: neighbours of many frames need much memory."""
+    """As ``report_inputs``, frame by frame: neighbours of many frames need much memory."""
     order = found.frame.argsort(stable=True)
     counts = torch.unique(found.frame, return_counts=True)[1]
-    parts = [_report_inputs(found[rows]) for rows in order.split(counts.tolist())]
+    parts = [report_inputs(found[rows]) for rows in order.split(counts.tolist())]
     back = order.argsort()
     return {name: torch.cat([part[name] for part in parts])[back] for name in parts[0]}
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from boxcov._torch.layers import full_precision
 from boxcov.detections import Detections
 from boxcov.detector import configuration_differences
-from boxcov.error_model.inputs import covariance_inputs, free_inputs, stack_inputs
+from boxcov.error_model.inputs import covariance_inputs, report_inputs, signal_inputs, stack_inputs
 from boxcov.error_model.network import Network, Outputs
 from boxcov.error_model.regions import LEVELS, Regions, class_range_index
 from boxcov.error_model.unusual_frames import Widening
@@ -26,8 +26,8 @@ WIDENING = "widening."  # prefix of its tensors
 TENSORS = ("centre", "spread", "unit", "dof", "noise", "correlation")
 
 
-class FreeInputs(NamedTuple):
-    """What the error model needs of m boxes that does not depend on their covariance."""
+class ReportInputs(NamedTuple):
+    """What the error model needs of m boxes beside their covariance and signals."""
 
     columns: dict[str, Tensor]  # (m,) each, inputs of the network
     group: Tensor  # (m,) of the regions
@@ -75,11 +75,11 @@ class ErrorModel:
     def outputs(self) -> Outputs:
         return Outputs(len(self.thresholds), len(self.fields), "yaw" in self.fields)
 
-    def free_inputs(self, found: Detections) -> FreeInputs:
-        """Return what can be computed beside the covariance."""
+    def report_inputs(self, found: Detections) -> ReportInputs:
+        """Return what can be computed beside the covariance and the signals."""
         labels, ranges = class_range_index(found)
         group, noise = self.regions.group_of[labels, ranges], self._noise_variance[labels]
-        return FreeInputs(free_inputs(found), group, noise)
+        return ReportInputs(report_inputs(found), group, noise)
 
     def standardise(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return the inputs of the network (m, P)."""
@@ -88,16 +88,16 @@ class ErrorModel:
 
     @full_precision()
     def apply(
-        self, found: Detections, check: bool = True, free: FreeInputs | None = None
+        self, found: Detections, check: bool = True, report: ReportInputs | None = None
     ) -> Detections:
         """Return the detections with risk, error distribution and regions filled.
 
         ``scale``, ``predictive`` and regions of a field are NaN if its errors were unknown in the
         calibration frames. check: raise if an input is NaN; a traced graph cannot read values.
-        free: the detections' ``free_inputs``, where they are known already.
+        report: the detections' ``report_inputs``, where they are known already.
         """
-        free = self.free_inputs(found) if free is None else free
-        inputs = {**free.columns, **covariance_inputs(found)}
+        report = self.report_inputs(found) if report is None else report
+        inputs = {**report.columns, **covariance_inputs(found), **signal_inputs(found)}
         missing = [name for name in self.inputs if name not in inputs]
         if missing:
             raise BoxcovError(
@@ -111,8 +111,8 @@ class ErrorModel:
         y = self.network(x)  # (K, m, O)
         log_scales = outputs.log_scale(y) + self._log_unit
         scale = log_scales.mean(0).exp()
-        single, joint = self.regions.widths(log_scales, free.group)
-        deviation = torch.addcmul(free.noise, scale.square(), self._variance_factor).sqrt()
+        single, joint = self.regions.widths(log_scales, report.group)
+        deviation = torch.addcmul(report.noise, scale.square(), self._variance_factor).sqrt()
         found = replace(
             found,
             no_object=outputs.no_object(y).mean(0),

@@ -15,7 +15,7 @@ from boxcov.detections import Detections
 from boxcov.detector import SIGNAL_INPUTS, Detector, Selection
 from boxcov.errors import BoxcovError, join_names
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.cuda.static_graph import SideStream
+from boxcov.predict.cuda.side_stream import SideStream
 from boxcov.predict.engine_options import DEFAULT_ENGINE, EngineOptions
 from boxcov.predict.forward_mode.derivatives import directional_derivatives, sample_covariance
 from boxcov.predict.head.cells import group_in_blocks, plan_own_cells, window_tables
@@ -71,7 +71,8 @@ class FrameFunction:
         self.covariance: Covariance | None = None
         self.needs_trunk = True
         self.network: FusedNetwork | None = None  # runs in place of the detector, see use_network
-        self._side = SideStream(next(detector.parameters()).device)
+        device = next(detector.parameters()).device
+        self._signal_stream, self._report_stream = SideStream(device), SideStream(device)
         with torch.no_grad():
             point, static = self._linearize(inputs)
             if posterior is not None:
@@ -112,21 +113,23 @@ class FrameFunction:
         """Return n rows of detections, with arbitrary padding, and which of them are boxes."""
         with torch.no_grad():
             point, static = self._linearize(inputs)
-            found = point.detections()
-            covariance, free = None, None
-            if self.error_model is not None:  # beside the covariance
-                model = self.error_model
-                found = self._side.run(lambda: _with_signals(point, static))
-                free = self._side.run(lambda: model.free_inputs(found))
+            found, covariance, report = point.detections(), None, None
+            if self.error_model is not None:  # both beside the covariance
+                found = _with_own_frames(found, static)
+                with self._signal_stream.beside():
+                    found = add_signals(found, detector_signals(point))
+                with self._report_stream.beside():
+                    report = self.error_model.report_inputs(found)
             if self.covariance is not None:
                 with matrix_precision(self.engine.precision):
                     covariance = self.covariance(point, static)
-            self._side.join()
+            self._signal_stream.join()
+            self._report_stream.join()
             self.linearized.trunk.forget()
         found = replace(found, covariance=covariance)
         if self.error_model is None:
             return found, static
-        return self.error_model.apply(found, check=False, free=free), static
+        return self.error_model.apply(found, check=False, report=report), static
 
     def __call__(self, inputs: Any) -> tuple[Tensor, ...]:
         found, static = self.run(inputs)
@@ -166,7 +169,8 @@ class FrameFunction:
         network, extra, excess = self.network, None, None
         if network is not None:
             if self.error_model is not None:
-                extra = self._side.run(lambda: network.signal_inputs(*inputs))
+                with self._signal_stream.beside():
+                    extra = network.signal_inputs(*inputs)
             raw, excess = network(*inputs)
         else:
             if isinstance(inputs, WithSignals):
@@ -176,13 +180,13 @@ class FrameFunction:
         return inputs, raw if extra is None else {**raw, SIGNAL_INPUTS: extra}, excess
 
 
-def _with_signals(point: LinearizationPoint, static: StaticSelection) -> Detections:
-    """Return the rows with the detector's signals."""
-    found = point.detections()
-    # each row of padding has a frame of its own, so that it is no neighbour of a box
+def _with_own_frames(found: Detections, static: StaticSelection) -> Detections:
+    """Return the rows, of which each that is padding has a frame of its own.
+
+    So it is no neighbour of a box.
+    """
     own = -1 - torch.arange(len(found), device=found.scores.device)
-    found = replace(found, frame=torch.where(static.valid, found.frame, own))
-    return add_signals(found, detector_signals(point))
+    return replace(found, frame=torch.where(static.valid, found.frame, own))
 
 
 def _moving_parameters(point: LinearizationPoint, static: StaticSelection) -> set[str]:
@@ -211,7 +215,8 @@ class StagedCovariance:
     def __call__(self, point: LinearizationPoint, static: StaticSelection) -> Tensor:
         head, staged = self.head, point.shadow.stages(point.raw, point.selection)
         assert staged is not None
-        group = self.side.run(lambda: group_in_blocks(staged.kind, head))
+        with self.side.beside():
+            group = group_in_blocks(staged.kind, head)
         rows, plan = plan_own_cells(staged, head, group, self.windows)
         (found,) = head_covariance(head, plan, rows, staged, side=self.side)
         return sample_covariance(found) if head.has_directions else found

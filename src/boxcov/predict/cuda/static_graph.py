@@ -1,8 +1,7 @@
 """CUDA graphs, and the engine that runs the static part of the plain pass, with tangents, as one.
 
 A detector's network is about a thousand small kernels, and a GPU waits for most of their launches.
-A graph is one launch. ``predict/route/`` compares it with the plain pass before it is used. Two
-streams keep a GPU busy with chains of small kernels, inside a graph or not.
+A graph is one launch. ``predict/route/`` compares it with the plain pass before it is used.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +27,6 @@ from boxcov.predict.forward_mode.tangents import Tangents
 _MAX_GRAPHS = 2  # each holds all intermediates of a pass
 _CAPTURE = Lock()  # the beginning of a capture waits for the device, which ends another capture
 
-T = TypeVar("T")
 Many = tuple[Tensor, ...]
 _Captured = tuple[torch.cuda.CUDAGraph, Many]
 
@@ -234,37 +232,3 @@ def backend_flags() -> tuple[Hashable, ...]:
         *(cudnn.enabled, cudnn.benchmark, cudnn.deterministic, *allows_tf32()),
         torch.are_deterministic_algorithms_enabled(),
     )
-
-
-class SideStream:
-    """Runs work beside that of the current stream, until ``join``; at once on a CPU.
-
-    Kernels of a few boxes leave most of a GPU idle, so two chains of them take the time of one.
-    Tensors that the work reads must live until ``join``.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._working = False  # since the last join
-
-    def run(self, work: Callable[[], T]) -> T:
-        """Return the result of work that starts after what the current stream did so far."""
-        if self._stream is None:
-            return work()
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        self._working = True
-        with torch.cuda.stream(self._stream):
-            return work()
-
-    def join(self) -> None:
-        """Let the current stream wait for all work.
-
-        Without work there is nothing to wait for, and a CUDA graph that is being captured must not
-        wait for a stream that is no part of it.
-        """
-        if self._stream is not None and self._working:
-            self._working = False
-            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
-
-
-AT_ONCE = SideStream(torch.device("cpu"))

@@ -6,6 +6,7 @@ Tensors are (G rows of one kind each, B branches, n boxes, ...). See ``covarianc
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -23,57 +24,63 @@ from boxcov.predict.head.weights import HeadWeights, StagePosterior, StageWeight
 StageCache = tuple[Tensor | None, Tensor]
 
 
-def run_branches(
-    head: HeadWeights, plan: Plan, rows: Tensor
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Raw outputs (m, R), what the branches add, and the gradients at the stem's output.
+@dataclass(frozen=True)
+class BranchPass:
+    """Step 1 of the branches, and what step 2 needs of it."""
 
-    rows: (L + 1, C) the stem's output. The branches add a covariance (m, R, R), or derivatives
-    (m, R, k), or None if the posterior does not contain them. The gradients are (R, m, T, C).
-    """
-    first, index = head.branches[0], head.output_index
+    outputs: Tensor  # (m, R) raw outputs
+    inputs: tuple[Tensor, Tensor]  # rows and A of the first stage, see ``Cells.gather``
+    groups: list[tuple[Tensor, list[StageCache]]]  # raw outputs (G, B, n, 1, c), and each stage's
+
+
+def run_branches(head: HeadWeights, plan: Plan, rows: Tensor) -> BranchPass:
+    """Step 1 for the stem's output rows (L + 1, C)."""
+    first = head.branches[0]
     A = plan.stages[-1].gather(rows, first.has_bias, first.n_extra)
+    groups = [_run_forward(plan.stages[-1], group, A) for group in plan.groups]
+    outputs = [_by_box(group, x.squeeze(3)) for group, (x, _) in zip(plan.groups, groups)]
+    return BranchPass(_join(outputs).flatten(1)[:, head.output_index], (rows, A), groups)
+
+
+def differentiate_branches(
+    head: HeadWeights, plan: Plan, done: BranchPass
+) -> tuple[Tensor | None, Tensor]:
+    """Step 2: what the branches add, and the gradients (R, m, T, C) at the stem's output.
+
+    They add a covariance (m, R, R), or derivatives (m, R, k), or None if the posterior does not
+    contain them.
+    """
+    posterior, index, (rows, A) = head.branches[0].posterior, head.output_index, done.inputs
     grams = None
-    if first.posterior is not None and first.posterior.F is not None:
+    if posterior is not None and posterior.F is not None:
         cells = plan.stages[-1]
-        alpha = project(first.posterior, A, rows, cells)
-        grams = gram_matrices(first.posterior, alpha, rows, cells, plan)
-    groups = [_run_group(head, plan, group, A, grams) for group in plan.groups]
-    outputs = _join([out for out, _, _ in groups]).flatten(1)[:, index]
-    d = _join([d for _, _, d in groups], 1)
-    parts = [added for _, added, _ in groups if added is not None]
+        alpha = project(posterior, A, rows, cells)
+        grams = gram_matrices(posterior, alpha, rows, cells, plan)
+    parts, gradients = [], []
+    for group, (x, caches) in zip(plan.groups, done.groups):
+        shared = None if grams is None else partial(_shared_covariance, grams, plan, group)
+        total, d = _run_backward(group.stages, caches, x, shared)
+        gradients.append(_gradients_at_input(head, group, d))
+        parts += [] if total is None else [_by_box(group, total)]
+    d = _join(gradients, 1)
     if not parts:
-        return outputs, None, d
+        return None, d
     added = _join(parts)  # (m, B, c, c or k)
     if not head.has_directions:  # outputs of two branches have no layer of the branches in common
         added = torch.diag_embed(added.permute(0, 2, 3, 1))  # (m, c, c, B, B)
         added = added.permute(0, 3, 1, 4, 2).flatten(3)[..., index]
-    return outputs, added.flatten(1, 2)[:, index], d
+    return added.flatten(1, 2)[:, index], d
+
+
+def _by_box(group: Group, values: Tensor) -> Tensor:
+    """Values (g, B, ...) of the boxes of a group, from those (G, B, n, ...) of its rows."""
+    own = values.transpose(1, 2).flatten(0, 1)
+    return own if group.slot is None else own[group.slot]
 
 
 def _join(parts: list[Tensor], dim: int = 0) -> Tensor:
     """The results of the groups, one after the other; a single one is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
-
-
-def _run_group(
-    head: HeadWeights, plan: Plan, group: Group, A: Tensor, grams: Tensor | None
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Raw outputs (g, B, c), what the layers add (g, B, c, c or k), and gradients (R, g, T, C).
-
-    A (L + 1, n_in): the inputs of the first stage. grams (u, S, T T): its Gram matrices.
-    """
-    stages = group.stages
-    x, caches = _run_forward(stages, plan.stages[-1], group, A)
-    shared = None if grams is None else partial(_shared_covariance, grams, plan, group)
-    total, d = _run_backward(stages, caches, x, shared)
-
-    def by_box(values: Tensor) -> Tensor:  # (G, B, n, ...) to (g, B, ...)
-        own = values.transpose(1, 2).flatten(0, 1)
-        return own if group.slot is None else own[group.slot]
-
-    d = _gradients_at_input(head, group, d)
-    return by_box(x.squeeze(3)), None if total is None else by_box(total), d
 
 
 def _gradients_at_input(head: HeadWeights, group: Group, d: Tensor) -> Tensor:
@@ -92,15 +99,17 @@ def _gradients_at_input(head: HeadWeights, group: Group, d: Tensor) -> Tensor:
     return d if group.slot is None else d.index_select(1, group.slot)
 
 
-def _run_forward(
-    stages: tuple[StageWeights, ...], cells: Cells, group: Group, A: Tensor
-) -> tuple[Tensor, list[StageCache]]:
-    """Step 1 for the branches: raw outputs (G, B, n, 1, c), and what step 2 needs of each stage."""
+def _run_forward(cells: Cells, group: Group, A: Tensor) -> tuple[Tensor, list[StageCache]]:
+    """Step 1 for a group: raw outputs (G, B, n, 1, c), and what step 2 needs of each stage.
+
+    A (L + 1, n_in): the inputs of the first stage.
+    """
     rows = cells.rows_of(group.members)
     on_map = rows < len(A) - 1 if cells.inside is None else cells.inside[:, 0][rows]
-    x, cache = _run_first_stage(stages[0], rows, A, on_map)
+    first, *later = group.stages
+    x, cache = _run_first_stage(first, rows, A, on_map)
     caches = [cache]
-    for stage in stages[1:]:
+    for stage in later:
         on_map = _inner_cells(on_map, stage.reach)
         x, cache = _run_later_stage(stage, x, on_map)
         caches.append(cache)
@@ -113,7 +122,7 @@ def _run_backward(
     x: Tensor,
     shared: Callable[[StagePosterior, Tensor], Tensor] | None,
 ) -> tuple[Tensor | None, Tensor]:
-    """Step 2 for the branches: what the layers add (G, B, n, c, c or k), and the gradients.
+    """Step 2 for a group: what the layers add (G, B, n, c, c or k), and the gradients.
 
     These are (G, B, c, n, T, n_out) at the first layer's outputs. x (G, B, n, 1, c): the raw
     outputs. shared: what the first stage adds, given its posterior and d, where branches share Gram

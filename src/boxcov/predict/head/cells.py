@@ -80,7 +80,7 @@ class Plan:
     groups: tuple[Group, ...]
     map_cells: Tensor  # (P,) cells of the map, over all frames, whose features the stem reads
     max_bytes: int  # of intermediates at a time
-    outside: Tensor | None = None  # (P + 1,) of own cells: whether a cell is outside the map
+    inside: Tensor | None = None  # (P + 1, 1) of own cells: whether a cell is inside the map
 
     def chunks(self, count: int, size: int, like: Tensor) -> range:
         """Starts of chunks of ``count`` items with ``size`` numbers each, within ``max_bytes``."""
@@ -165,20 +165,16 @@ def plan_own_cells(
     """
     features, m = staged.features, len(staged.frame)
     tables = window_tables(m, head) if tables is None else tables
-    cell, inside = _window_cells(staged, head.radius)
-    mask = inside.to(features.dtype)
+    cell, inside = (pad(t.flatten(), (0, 1)) for t in _window_cells(staged, head.radius))
+    inside = inside.unsqueeze(1)  # (P + 1, 1)
     channels_last = features.permute(0, 2, 3, 1).flatten(0, 2)  # no copy on a GPU
-    rows = channels_last.index_select(0, cell.flatten()) * mask.view(-1, 1)
-    stages, crop = [], 0
-    for cells, reach in zip(tables, head.reaches):
-        crop += reach
-        own = mask[:, crop : mask.shape[1] - crop, crop : mask.shape[2] - crop].flatten(1)
-        own = pad(pad(own, (0, cells.rows_per_box - own.shape[1])).flatten(), (0, 1))
-        stages.append(replace(cells, inside=own.unsqueeze(1)))
+    rows = torch.where(inside, channels_last.index_select(0, cell), 0)
+    stages, own = [], inside.to(features.dtype)
+    for cells in tables:  # a cell is where the middle tap is that it reads
+        own = own.index_select(0, cells.input_rows[:, cells.input_rows.shape[1] // 2])
+        stages.append(replace(cells, inside=own))
     boxes = torch.arange(m, device=cell.device)
-    outside = pad(~inside.flatten(), (0, 1), value=True)
-    plan = Plan(tuple(stages), None, boxes, (group,), cell.flatten(), 4 * MEMORY, outside)
-    return pad(rows, (0, 0, 0, 1)), plan
+    return rows, Plan(tuple(stages), None, boxes, (group,), cell[:-1], 4 * MEMORY, inside)
 
 
 def unique_below(numbers: Tensor, size: int) -> tuple[Tensor, Tensor]:
@@ -205,11 +201,11 @@ def _window_cells(staged: HeadStages, radius: int) -> tuple[Tensor, Tensor]:
     """
     height, width = staged.features.shape[2:]
     around = torch.arange(-radius, radius + 1, device=staged.row.device)
-    rows = (staged.row[:, None] + around)[:, :, None]  # (m, s, 1)
-    columns = (staged.column[:, None] + around)[:, None, :]  # (m, 1, s)
-    inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
-    rows = staged.frame[:, None, None] * height + rows.clamp(0, height - 1)
-    return rows * width + columns.clamp(0, width - 1), inside
+    rows, columns = staged.row[:, None] + around, staged.column[:, None] + around  # (m, s)
+    near_rows, near_columns = rows.clamp(0, height - 1), columns.clamp(0, width - 1)
+    inside = (rows == near_rows)[:, :, None] & (columns == near_columns)[:, None, :]
+    lines = staged.frame[:, None] * height + near_rows
+    return lines[:, :, None] * width + near_columns[:, None, :], inside
 
 
 def group_by_kind(kind: Tensor, head: HeadWeights, most: int) -> Group:

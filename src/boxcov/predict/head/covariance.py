@@ -35,8 +35,14 @@ from torch.nn.functional import pad
 from boxcov.head_stages import HeadStages
 from boxcov.predict.cuda.head_kernels import has_kernels
 from boxcov.predict.cuda.head_kernels import quadratic_forms as form_kernel
-from boxcov.predict.cuda.static_graph import AT_ONCE, Many, SideStream
-from boxcov.predict.head.branches import StageCache, plus, run_branches
+from boxcov.predict.cuda.side_stream import AT_ONCE, SideStream
+from boxcov.predict.cuda.static_graph import Many
+from boxcov.predict.head.branches import (
+    StageCache,
+    differentiate_branches,
+    plus,
+    run_branches,
+)
 from boxcov.predict.head.cells import Cells, Plan, backpropagate
 from boxcov.predict.head.gram import arrange_gradients, gram_matrices, project, quadratic_forms
 from boxcov.predict.head.weights import HeadWeights, StagePosterior, StageWeights
@@ -66,8 +72,10 @@ def head_covariance(
         caches.append((rows, *cache))
         rows = y
     side.join()
-    outputs, total, d = run_branches(head, plan, rows)
-    J = side.run(lambda: _decoding_jacobian(staged, outputs))
+    branches = run_branches(head, plan, rows)
+    with side.beside():
+        J = _decoding_jacobian(staged, branches.outputs)
+    total, d = differentiate_branches(head, plan, branches)
     above = zip(head.stem[::-1], plan.stages[-2::-1], caches[::-1])
     for stage, cells, (inputs, alpha, slope) in above:
         d = d * cells.per_box(slope)  # (R, m, T, n_out)
@@ -147,7 +155,7 @@ def _derivatives_below(stage: StageWeights, plan: Plan, d: Tensor, tangents: Ten
     stage: the first one; d (R, m, T, n_out): the gradients at its layer's outputs.
     """
     cells, (k, _, C) = plan.stages[0], tangents.shape[:3]
-    if plan.outside is not None:
+    if plan.inside is not None:
         found = convolve_windows(stage, plan, tangents).to(d.dtype)
         return d.transpose(0, 1).flatten(2) @ found.flatten(2).permute(1, 2, 0)
     tangents = tangents.to(d.dtype)

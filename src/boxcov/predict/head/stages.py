@@ -15,7 +15,8 @@ from torch import Tensor
 from boxcov._torch.process_state import Precision, matrix_precision
 from boxcov.head_stages import HeadStages
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.cuda.static_graph import AT_ONCE, Graphs, Many, SideStream
+from boxcov.predict.cuda.side_stream import AT_ONCE, SideStream
+from boxcov.predict.cuda.static_graph import Graphs, Many
 from boxcov.predict.head.cells import (
     Cells,
     group_by_kind,
@@ -134,7 +135,8 @@ class StagedHead:
         def run(features: Tensor, packed: Tensor, tangents: Tensor | None = None) -> Many:
             frame, row, column, kind = packed
             own = replace(staged, features=features, frame=frame, row=row, column=column, kind=kind)
-            group = side.run(lambda: group_by_kind(kind, head, most))
+            with side.beside():
+                group = group_by_kind(kind, head, most)
             rows, plan = plan_own_cells(own, head, group, padded.windows)
             return head_covariance(head, plan, rows, own, tangents, side)
 

@@ -17,13 +17,13 @@ def convolve_windows(stage: StageWeights, plan: Plan, tangents: Tensor) -> Tenso
     not once per tap of the kernel.
     """
     k, _, C = tangents.shape[:3]
-    assert plan.outside is not None
+    assert plan.inside is not None
     m = len(plan.stages[0].box_rows)
     side, taps = round((len(plan.map_cells) / m) ** 0.5), 2 * stage.reach + 1
     rows = tangents.permute(0, 1, 3, 4, 2).reshape(k, -1, C)  # no copy if channels are last
     W = stage.W[0, 0][: taps * taps * C].view(taps, taps, C, -1).permute(3, 2, 0, 1)
     W = W.to(tangents.dtype).contiguous(memory_format=torch.channels_last)
-    outside, parts = plan.outside[:-1].unsqueeze(1), []
+    outside, parts = ~plan.inside[:-1], []
     starts = plan.chunks(k, len(plan.map_cells) * C, tangents)
     for i in starts:
         inputs = rows[i : i + starts.step].index_select(1, plan.map_cells)
