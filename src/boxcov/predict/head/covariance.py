@@ -28,6 +28,8 @@ derivatives ``sum over cells and outputs of D_j * alpha``.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -37,12 +39,7 @@ from boxcov.predict.cuda.head_kernels import has_kernels
 from boxcov.predict.cuda.head_kernels import quadratic_forms as form_kernel
 from boxcov.predict.cuda.side_stream import AT_ONCE, SideStream
 from boxcov.predict.cuda.static_graph import Many
-from boxcov.predict.head.branches import (
-    StageCache,
-    differentiate_branches,
-    plus,
-    run_branches,
-)
+from boxcov.predict.head.branches import differentiate_branches, plus, run_branches
 from boxcov.predict.head.cells import Cells, Plan, backpropagate
 from boxcov.predict.head.gram import arrange_gradients, gram_matrices, project, quadratic_forms
 from boxcov.predict.head.weights import HeadWeights, StagePosterior, StageWeights
@@ -64,31 +61,29 @@ def head_covariance(
         ``plan``.
     tangents: (k, batch, C, height, width) of the feature map, if it depends on posterior weights; a
         second result is then the derivatives (m, D, k) along them.
-    side: where ``plan.groups`` are made. The Jacobian is computed there, too.
+    side: where ``plan.groups`` are made. What the longest chain does not wait for runs there, too:
+        the Gram matrices of the stem with the largest product, and the Jacobian.
     """
-    caches = []
+    stem = []
     for stage, cells in zip(head.stem, plan.stages):
-        y, cache = _run_stem_stage(stage, cells, rows)
-        caches.append((rows, *cache))
-        rows = y
+        stem.append(_run_stem_stage(stage, cells, rows))
+        rows = stem[-1].outputs
     side.join()
+    with side.beside():
+        known = [_without_gradients(done, plan) for done in stem]
     branches = run_branches(head, plan, rows)
     with side.beside():
         J = _decoding_jacobian(staged, branches.outputs)
     total, d = differentiate_branches(head, plan, branches)
-    above = zip(head.stem[::-1], plan.stages[-2::-1], caches[::-1])
-    for stage, cells, (inputs, alpha, slope) in above:
-        d = d * cells.per_box(slope)  # (R, m, T, n_out)
-        if stage.posterior is not None and alpha is not None:
-            grams = gram_matrices(stage.posterior, alpha, inputs, cells, plan)
-            total = plus(total, _stem_covariance(stage.posterior, grams, d, plan))
-        elif stage.directions is not None and alpha is not None:
-            total = plus(total, _stem_derivatives(alpha, d, cells))
-        if stage is not head.stem[0]:
-            d = backpropagate(d, stage.W[0, 0], stage)
+    side.join()
+    for done, of_stage in zip(reversed(stem), reversed(known)):
+        d = d * done.cells.per_box(done.slope)  # (R, m, T, n_out)
+        if of_stage is not None:
+            total = plus(total, _stem_adds(done, of_stage, d, plan))
+        if done is not stem[0]:
+            d = backpropagate(d, done.stage.W[0, 0], done.stage)
     assert total is not None
     below = None if tangents is None else _derivatives_below(head.stem[0], plan, d, tangents)
-    side.join()
     J = J.to(total.dtype)
     of_boxes = J @ total if head.has_directions else J @ total @ J.transpose(1, 2)
     return (of_boxes,) if below is None else (of_boxes, J @ below)
@@ -104,20 +99,47 @@ def _decoding_jacobian(staged: HeadStages, outputs: Tensor) -> Tensor:
     return J.transpose(0, 1)
 
 
-def _run_stem_stage(stage: StageWeights, cells: Cells, rows: Tensor) -> tuple[Tensor, StageCache]:
-    """Step 1 for the stem: the outputs (L + 1, n_out) of a stage and what step 2 needs of it."""
+@dataclass(frozen=True)
+class StemPass:
+    """Step 1 of a stage of the stem, and what step 2 needs of it."""
+
+    stage: StageWeights
+    cells: Cells
+    rows: Tensor  # (L' + 1, C) that the cells read
+    A: Tensor  # (L + 1, n_in) inputs
+    outputs: Tensor  # (L + 1, n_out)
+    slope: Tensor  # (L + 1, n_out) of norm and activation
+
+
+def _run_stem_stage(stage: StageWeights, cells: Cells, rows: Tensor) -> StemPass:
+    """Step 1 for the stem."""
     A = cells.gather(rows, stage.has_bias, stage.n_extra)
-    alpha = None
-    if stage.posterior is not None:
-        alpha = project(stage.posterior, A, rows, cells)
-    elif stage.directions is not None:
-        alpha = A @ stage.directions[0, 0].flatten(1)
     y = stage.product(A, stage.W[0, 0])
     h, slope = (t[0, 0] for t in stage.activate(y[None, None]))
     if cells.inside is not None:
-        return h * cells.inside, (alpha, slope * cells.inside)
-    h[-1], slope[-1] = 0, 0
-    return h, (alpha, slope)
+        h, slope = h * cells.inside, slope * cells.inside
+    else:
+        h[-1], slope[-1] = 0, 0
+    return StemPass(stage, cells, rows, A, h, slope)
+
+
+def _without_gradients(done: StemPass, plan: Plan) -> Tensor | None:
+    """What step 2 needs beside gradients: Gram matrices (u, S, T T), or ``A eta``; None: nothing.
+
+    A layer without posterior and directions adds nothing.
+    """
+    stage = done.stage
+    if stage.posterior is not None:
+        alpha = project(stage.posterior, done.A, done.rows, done.cells)
+        return gram_matrices(stage.posterior, alpha, done.rows, done.cells, plan)
+    return None if stage.directions is None else done.A @ stage.directions[0, 0].flatten(1)
+
+
+def _stem_adds(done: StemPass, known: Tensor, d: Tensor, plan: Plan) -> Tensor:
+    """Step 2: what a stage adds (m, R, R or k), for gradients d (R, m, T, n_out)."""
+    if done.stage.posterior is not None:
+        return _stem_covariance(done.stage.posterior, known, d, plan)
+    return _stem_derivatives(known, d, done.cells)
 
 
 def _stem_covariance(posterior: StagePosterior, grams: Tensor, d: Tensor, plan: Plan) -> Tensor:
