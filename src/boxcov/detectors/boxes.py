@@ -61,16 +61,15 @@ def rotated_intersection(a: Tensor, b: Tensor) -> Tensor:
     """
     dx, dy = (b[:, :2] - a[:, :2]).unbind(1)
     centre = torch.stack(into_axes(dx, dy, a[:, 4]), 1)
-    corner = box_corners(centre, b[:, 2], b[:, 3], b[:, 4] - a[:, 4])  # (n, 4, 2)
-    (x, y), (step_x, step_y) = corner.unbind(2), (corner.roll(-1, 1) - corner).unbind(2)
-    half_x, half_y = (side.clamp(min=0).unsqueeze(1) / 2 for side in (a[:, 3], a[:, 2]))
-    enter, leave = (_crossing(x, step_x, bound) for bound in (-half_x, half_x))
-    first, last = torch.minimum(enter, leave), torch.maximum(enter, leave)
-    low, high = (_between(_crossing(y, step_y, bound), first, last) for bound in (-half_y, half_y))
+    # x and y side by side (2, n, 4): tensors are small, so their number decides the time
+    start = box_corners(centre, b[:, 2], b[:, 3], b[:, 4] - a[:, 4]).movedim(2, 0).contiguous()
+    step = start.roll(-1, 2) - start
+    half = a[:, 2:4].clamp(min=0).flip(1).T.unsqueeze(2) / 2  # (2, n, 1)
+    enter, leave = _crossing(start, step, torch.stack([-half, half]))
+    (first, low), (last, high) = torch.minimum(enter, leave), torch.maximum(enter, leave)
     # (4, n, 4): between these times the clipped y is linear or constant
-    times = torch.stack([first, torch.minimum(low, high), torch.maximum(low, high), last])
-    x = _between(x + times * step_x, -half_x, half_x)
-    y = _between(y + times * step_y, -half_y, half_y)
+    times = torch.stack([first, *_between(torch.stack([low, high]), first, last), last])
+    x, y = _between(start.unsqueeze(1) + times * step.unsqueeze(1), -half[:, None], half[:, None])
     area = ((y[1:] + y[:-1]) * (x[:-1] - x[1:])).sum((0, 2)) / 2
     return area.clamp(min=0)
 
