@@ -183,15 +183,31 @@ def _static_suppressions(ranked: Ranking, config: Config, pairs: int) -> tuple[T
         return near.to(boxes.dtype), near.new_zeros((), dtype=torch.long)
     flat = _seen_from_above(boxes)
     near = near_boxes(flat, flat) & both
-    pairs = min(pairs, near.numel())
     # pairs with the best second box first, so that the ignored pairs are the worst ones
-    score, index = (near * ranked.scores.unsqueeze(1)).flatten().topk(pairs)
-    group, first, second = index // (k * k), index % (k * k) // k, index % k
+    first, second, total = _first_pairs(near, min(pairs, near.numel()))
+    is_pair = torch.arange(len(first), device=first.device) < total
     flat = flat.flatten(0, 1)
-    iou = rotated_iou(flat[group * k + first], flat[group * k + second])
-    over = ((iou > rules.overlap) & (score > 0)).to(boxes.dtype)
-    suppresses = boxes.new_zeros(near.numel()).scatter(0, index, over).view(near.shape)
-    return suppresses, (near.long().sum() - pairs).clamp(min=0)
+    over = (rotated_iou(flat[first], flat[second]) > rules.overlap) & is_pair
+    at = torch.where(is_pair, first * k + second % k, near.numel())
+    suppresses = boxes.new_zeros(near.numel() + 1).scatter(0, at, over.to(boxes.dtype))
+    return suppresses[:-1].view(near.shape), (total - len(first)).clamp(min=0)
+
+
+def _first_pairs(near: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the first ``count`` pairs of ``near`` (G, k, k), by the rank of the second box.
+
+    They are indices (count,) into all G k boxes. The third result is the number of all pairs (); if
+    there are fewer than ``count``, the other indices are arbitrary.
+    """
+    G, k = near.shape[:2]
+    by_second = near.permute(2, 0, 1).flatten()
+    rank = by_second.cumsum(0)  # from 1 on
+    slot = torch.where(by_second & (rank <= count), rank - 1, count)  # the last is for the others
+    number = torch.arange(len(slot), device=near.device)
+    index = torch.zeros(count + 1, dtype=torch.long, device=near.device)
+    index = index.scatter(0, slot, number)[:-1]
+    first, second = index % (G * k), index // (G * k)
+    return first, first // k * k + second, rank[-1]
 
 
 def _circle_bounds(boxes: Tensor, config: Config) -> Tensor:
