@@ -19,6 +19,7 @@ from boxcov._torch.layers import at_least_float32
 from boxcov._torch.modules import shadow
 from boxcov._torch.process_state import allows_tf32
 from boxcov.detectors.centerpoint.head import CenterHead, StackedMaps
+from boxcov.detectors.centerpoint.pillar_encoder import FusedPillars
 from boxcov.detectors.centerpoint.point_signals import point_maps
 from boxcov.detectors.centerpoint.voxel_encoder import VoxelEncoder
 from boxcov.detectors.centerpoint.voxels import concatenate, voxelise, voxelise_padded
@@ -38,7 +39,8 @@ class FusedCenterPoint:
 
     def __init__(self, detector: CenterPoint, example: Sequence[Tensor]) -> None:
         detector = shadow(detector)  # in eval mode
-        self._encoder, self._config, self._frames = detector.encoder, detector.config, len(example)
+        encoder = detector.encoder
+        self._config, self._frames = detector.config, len(example)
         self._grid = detector.config.voxel_grid(training=False)
         self._points = int(_ROOM * sum(len(cloud) for cloud in example)) + 1
         # at the height of different rows: many threads would wait to write to the same cell
@@ -48,8 +50,9 @@ class FusedCenterPoint:
         cells = voxelise(example, self._grid)
         self._most_cells = int(_ROOM * len(cells.counts)) + 1
         self._most_sites: list[int] = []  # of each strided stage
-        if isinstance(self._encoder, VoxelEncoder):
-            counts = self._encoder.encode(cells, self._frames)[1]
+        self._encoder = encoder if isinstance(encoder, VoxelEncoder) else FusedPillars(encoder)
+        if isinstance(encoder, VoxelEncoder):
+            counts = encoder.encode(cells, self._frames)[1]
             self._most_sites = [int(_ROOM * int(count)) + 1 for count in counts]
         # tensor cores read channels side by side; without them cuDNN is faster map by map
         uses_tensor_cores = allows_tf32()[1] or cells.points.dtype == torch.float16
@@ -91,7 +94,7 @@ class FusedCenterPoint:
         """Return the bird's-eye view, and how many cells and sites are beyond the limits ()."""
         cells, excess = voxelise_padded(points, frame, self._grid, self._frames, self._most_cells)
         if not isinstance(self._encoder, VoxelEncoder):
-            return self._encoder.encode(cells, self._frames), excess
+            return self._encoder(cells, self._frames), excess
         bev, counts = self._encoder.encode(cells, self._frames, self._most_sites)
         for count, most in zip(counts, self._most_sites):
             excess = excess + (count - most).clamp(min=0)

@@ -36,7 +36,6 @@ class Cells:
     cell: Tensor  # (n,) the cell of each point
     counts: Tensor  # (V,) points in each cell
     position: Tensor  # (V, 4) frame, z, y, x of each cell
-    is_padded: bool = False  # whether the last cell is padding and holds padding points
 
     @property
     def means(self) -> Tensor:
@@ -83,13 +82,18 @@ def voxelise_padded(
     """
     end, device = frames * prod(grid.shape), points.device
     number, inside = _cell_numbers(points, frame, grid)
-    numbers, order = torch.where(inside, number, end).sort(stable=True)
+    number = torch.where(inside, number, end)
+    if end < 2**31:  # a sort of half the bits takes half the time
+        number = number.int()
+    numbers, order = number.sort(stable=True)
     place = torch.arange(len(points), device=device)
     is_first = torch.cat([place[:1] == 0, numbers[1:] != numbers[:-1]]) & (numbers < end)
-    rank = is_first.cumsum(0)  # from 1 on
-    n_cells, n_inside = rank[-1], inside.sum()
+    rank = is_first.cumsum(0, dtype=torch.int32)  # from 1 on
+    n_cells = rank[-1].long()
+    n_inside = torch.searchsorted(numbers, numbers.new_full((1,), end))
     # the first point of each cell, and behind the last cell the number of points
-    start = torch.searchsorted(rank, torch.arange(1, most + 2, device=device))
+    wanted = torch.arange(1, most + 2, device=device, dtype=torch.int32)
+    start = torch.searchsorted(rank, wanted)
     start = torch.minimum(start, n_inside)
     counts = start.diff()
     counts = counts if grid.max_points is None else counts.clamp(max=grid.max_points)
@@ -97,14 +101,14 @@ def voxelise_padded(
     cell = torch.searchsorted(stop, place, right=True)  # (n,) ``most`` behind the last point
     skipped = F.pad(start[:-1] - stop + counts, (0, 1))
     kept = order[(place + skipped[cell]).clamp(max=len(points) - 1)]
-    first = numbers[start[:-1].clamp(max=len(points) - 1)]
+    first = numbers[start[:-1].clamp(max=len(points) - 1)].long()
     own = F.pad(torch.where(counts > 0, first, end), (0, 1), value=end)
     excess = (n_cells - most).clamp(min=0)
     if grid.max_cells is not None:
         ends = torch.arange(1, frames + 1, device=device) * prod(grid.shape)
         in_frame = torch.searchsorted(own, ends).diff(prepend=ends.new_zeros(1))
         excess = excess + (in_frame - grid.max_cells).clamp(min=0).sum()
-    return Cells(points[kept], cell, F.pad(counts, (0, 1)), _positions(own, grid), True), excess
+    return Cells(points[kept], cell, F.pad(counts, (0, 1)), _positions(own, grid)), excess
 
 
 def _cell_numbers(points: Tensor, frame: Tensor, grid: VoxelGrid) -> tuple[Tensor, Tensor]:
