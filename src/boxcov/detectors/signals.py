@@ -34,8 +34,8 @@ def named(prefix: str, names: Iterable[str], columns: Tensor) -> Signals:
 
 def finite(signals: Signals) -> Signals:
     """Return the signals in float32 or float64, clamped to +-1e6: saturated logits are infinite."""
-    columns = torch.stack([at_least_float32(column) for column in signals.values()], 1)
-    return dict(zip(signals, columns.clamp(-_LIMIT, _LIMIT).unbind(1)))
+    rows = torch.stack([at_least_float32(row) for row in signals.values()])
+    return dict(zip(signals, rows.clamp(-_LIMIT, _LIMIT).unbind(0)))
 
 
 @lru_cache(maxsize=64)

@@ -273,7 +273,7 @@ def add_signals(found: Detections, named: Mapping[str, Tensor]) -> Detections:
     if not named:
         return found
     names = [*found.meta.get("signals", ()), *named]
-    signals = torch.stack(list(named.values()), 1)[: len(found)].to(found.scores)
+    signals = torch.stack(list(named.values())).T[: len(found)].to(found.scores)
     if found.signals is not None:
         signals = torch.cat([found.signals, signals], 1)
     return replace(found, signals=signals, meta={**found.meta, "signals": names})

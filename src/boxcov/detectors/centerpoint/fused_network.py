@@ -102,10 +102,11 @@ class FusedCenterPoint:
 
 
 class FusedHead:
-    """A CenterHead as three convolutions: all tasks and branches run side by side.
+    """A CenterHead as three layers: all tasks and branches run side by side.
 
-    The second one has a group per task, in which branches are blocks on the diagonal; tasks with
-    fewer outputs are padded.
+    The last one has few outputs, for which cuDNN has no fast convolution: a product computes what
+    each cell adds to its neighbours, and a second step adds it up. Branches are blocks of a matrix
+    per task; tasks with fewer outputs are padded.
     """
 
     def __init__(self, head: CenterHead) -> None:
@@ -114,25 +115,32 @@ class FusedHead:
         self._sizes: list[dict[str, int]] = [
             {name: chain[3].out_channels for name, chain in task.items()} for task in tasks
         ]
-        fused = [_fuse(chain[0], chain[1]) for task in tasks for chain in task.values()]
-        first = [(conv.weight, conv.bias) for conv in fused]
+        first = [fuse_conv_bn_eval(chain[0], chain[1]) for t in tasks for chain in t.values()]
+        side_by_side = first[0]
+        side_by_side.weight = nn.Parameter(torch.cat([conv.weight for conv in first]))
+        side_by_side.bias = nn.Parameter(torch.cat([conv.bias for conv in first]))
+        fused: Any = ConvReLU(side_by_side)
+        self._first = fused.to(memory_format=torch.channels_last)
         last = [_block_diagonal([chain[3] for chain in task.values()]) for task in tasks]
         most = max(len(bias) for _, bias in last)
+        self._kernel_size = last[0][0].shape[2]
+        # what a cell adds to its neighbour on the right is what that has on its left: flipped
+        steps = torch.stack([_pad_rows(W, most, 0) for W, _ in last]).flip(3, 4)  # (G, n, C, k, k)
+        self._last = steps.permute(0, 1, 3, 4, 2).flatten(1, 3).contiguous()  # (G, n k k, C)
         # a class that is not there has a score of 0
-        last = [(_pad_rows(W, most, 0), _pad_rows(b, most, -torch.inf)) for W, b in last]
-        self._first, self._last = _side_by_side(first), _side_by_side(last)
+        biases = torch.stack([_pad_rows(b, most, -torch.inf) for _, b in last])
+        self._bias = at_least_float32(biases)[:, :, None, None]
 
     def __call__(self, features: Tensor) -> StackedMaps:
-        groups = len(self._sizes)
-        hidden = F.conv2d(self._shared(features), *self._first, padding=1).relu_()
-        out = at_least_float32(F.conv2d(hidden, *self._last, padding=1, groups=groups))
-        return StackedMaps(out.unflatten(1, (groups, -1)), self._sizes)
+        hidden = self._first(self._shared(features))
+        return StackedMaps(torch.stack([self._outputs(frame) for frame in hidden]), self._sizes)
 
-
-def _side_by_side(layers: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Return weight and bias of one convolution that computes the outputs of all layers."""
-    weights, biases = zip(*layers)
-    return torch.cat(weights).contiguous(memory_format=torch.channels_last), torch.cat(biases)
+    def _outputs(self, hidden: Tensor) -> Tensor:
+        """Return the last layer's outputs (G, n, h, w) of a frame (G C, h, w)."""
+        own = hidden.flatten(1).unflatten(0, (len(self._last), -1))  # (G, C, h w)
+        added, k = at_least_float32(torch.bmm(self._last, own)), self._kernel_size
+        size = hidden.shape[1], hidden.shape[2]
+        return F.fold(added, size, kernel_size=k, padding=k // 2) + self._bias
 
 
 def _pad_rows(x: Tensor, count: int, value: float) -> Tensor:
@@ -151,20 +159,33 @@ def _block_diagonal(layers: Sequence[nn.Conv2d]) -> tuple[Tensor, Tensor]:
     return weight, torch.cat([cast(Tensor, layer.bias).detach() for layer in layers])
 
 
+class ConvReLU(nn.Module):
+    """A convolution and a ReLU, with cuDNN as one kernel."""
+
+    def __init__(self, conv: nn.Conv2d) -> None:
+        super().__init__()
+        self.conv = conv.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        conv = self.conv
+        if not torch.backends.cudnn.is_acceptable(x):
+            return F.relu_(conv(x))
+        form: Any = (conv.stride, conv.padding, conv.dilation, conv.groups)
+        return torch.cudnn_convolution_relu(x, conv.weight, conv.bias, *form)
+
+
 def fold_norms(
     block: nn.Module, memory_format: torch.memory_format = torch.contiguous_format
 ) -> nn.Sequential:
-    """Return convolutions, batch norms and ReLUs as convolutions and ReLUs."""
+    """Return convolutions, batch norms and ReLUs as convolutions with ReLUs."""
     folded: list[nn.Module] = []
     for module in cast(nn.Sequential, block):
         if isinstance(module, nn.BatchNorm2d):
-            folded.append(_fuse(folded.pop(), module).to(memory_format=memory_format))
+            is_transposed = isinstance(folded[-1], nn.ConvTranspose2d)
+            folded.append(fuse_conv_bn_eval(cast(Any, folded.pop()), module, is_transposed))
+        elif isinstance(module, nn.ReLU) and type(folded[-1]) is nn.Conv2d:
+            folded.append(ConvReLU(folded.pop()))  # type: ignore[arg-type]
         else:
             folded.append(module)
-    return nn.Sequential(*folded).eval()
-
-
-def _fuse(conv: Any, norm: nn.BatchNorm2d) -> Any:
-    """Return a convolution that includes the norm behind it."""
-    is_transposed = isinstance(conv, nn.ConvTranspose2d)
-    return fuse_conv_bn_eval(conv, norm, is_transposed).requires_grad_(False)
+    chain: Any = nn.Sequential(*folded).eval().requires_grad_(False)
+    return cast(nn.Sequential, chain.to(memory_format=memory_format))
