@@ -251,9 +251,10 @@ def profiled(run: Callable[[], Any]) -> tuple[int | None, float | None]:
 def counted(run: Callable[..., Any], given: Any, weights: list[Tensor]) -> tuple[float, float]:
     """Operations of products and convolutions, and the bytes of inputs, weights and outputs."""
     counter = FlopCounterMode(display=False)
-    # the kernel of the sparse convolution is not counted; its product with patches is
+    # two kernels are not counted: sparse convolutions, and convolutions with their ReLU
     with (
         patch("boxcov.detectors.centerpoint.voxel_encoder.can_gather", return_value=False),
+        patch("torch.backends.cudnn.is_acceptable", return_value=False),
         counter,
     ):
         out = run(*given)
