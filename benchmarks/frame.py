@@ -20,34 +20,24 @@ import json
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
-from statistics import median
 from typing import Any
-from unittest.mock import patch
 
 import torch
-from deep import detector_named, timed
+from deep import detector_named
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
-from torch.utils._pytree import tree_flatten
-from torch.utils.flop_counter import FlopCounterMode
 
 import boxcov
 from boxcov import GLM, MCGLM, MCI, EngineOptions, ExactGLM
+from boxcov._torch.process_state import Precision
 from boxcov.data import simulated
 from boxcov.detectors.centerpoint import CenterPoint
-from boxcov.detectors.centerpoint.fused_network import FusedCenterPoint
-from boxcov.detectors.centerpoint.selection import _static_suppressions, rank_candidates
-from boxcov.pipeline.bench import GLM_OUTPUTS, paper_glm, paper_mcglm
-from boxcov.predict.cuda.static_graph import Graphs
-from boxcov.predict.deployment import CompiledModel
-from boxcov.predict.predictor import add_signals, detector_signals
-from boxcov.static_selection import StaticLimits, static_nms
+from boxcov.pipeline.bench import BATCH, GLM_OUTPUTS, batch_limits, paper_glm, paper_mcglm
+from boxcov.pipeline.stages import measure_stages, milliseconds
+from boxcov.static_selection import StaticLimits
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROUNDS = 30 if DEVICE == "cuda" else 3
-BATCH = 8
 _KERNELS = (
     " Busy: the sum of the times of all kernels, more than ms where kernels run side by side. "
     "Launches: kernels and copies."
@@ -65,14 +55,6 @@ NOTES = {
     f"head once per box and pass; it was not written for a GPU. MC-GLM: medians of {ROUNDS}; as "
     "published, and MC dropout: of 3.",
 }  # by table
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What the machine can do, measured: operations and bytes per second."""
-
-    operations: float
-    bytes: float
 
 
 @dataclass(frozen=True)
@@ -119,8 +101,7 @@ def main() -> None:
         case = Case.make(name)
         for precision in ("float32", "tf32") if DEVICE == "cuda" else ("float32",):
             set_tf32(precision == "tf32")
-            machine = measure_machine()
-            for row in stage_rows(case, precision, machine):
+            for row in stage_rows(case, precision):
                 print(*row, flush=True)
                 stages.append(row)
             for row in frame_rows(case, precision):
@@ -134,132 +115,18 @@ def set_tf32(is_allowed: bool) -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = is_allowed
 
 
-def measure_machine() -> Machine:
-    n = 8192 if DEVICE == "cuda" else 1024
-    a, b = (torch.randn(n, n, device=DEVICE) for _ in range(2))
-    big = torch.empty(2**28 if DEVICE == "cuda" else 2**24, device=DEVICE)
-    other = torch.empty_like(big)
-    product, copy = middle(lambda: a @ b), middle(lambda: other.copy_(big))
-    return Machine(2e3 * n**3 / product, 8e3 * big.numel() / copy)
-
-
 def middle(run: Callable[[], Any], rounds: int = ROUNDS) -> float:
-    """The median milliseconds of a call."""
-    for _ in range(4):
-        run()
-    return median(timed(run) for _ in range(rounds))
+    return milliseconds(run, DEVICE, rounds)
 
 
 # stages
 
 
-def stage_rows(case: Case, precision: str, machine: Machine) -> Iterator[list[Any]]:
-    model = case.model(precision)
-    compiled = CompiledModel(model, case.frames[0], case.limits, fused=True)
-    with torch.no_grad():
-        for name, run, given, weights in stages_of(case, compiled):
-            graph = as_graph(run, given)
-            launches, busy = profiled(graph)
-            operations, moved = counted(run, given, weights)
-            floor = 1e3 * max(operations / machine.operations, moved / machine.bytes)
-            numbers = [operations / 1e9, moved / 1e6, floor]
-            yield [case.name, precision, name, middle(graph), busy, launches, *numbers]
-        if find_spec("torchvision") is not None:
-            alone = middle(torchvision_nms(case))
-            yield [case.name, precision, "NMS of torchvision", alone, *[None] * 5]
-
-
-def torchvision_nms(case: Case) -> Callable[[], Any]:
-    """torchvision's NMS of the same candidates, as boxes without rotation."""
-    from torchvision.ops import batched_nms
-
-    tasks = case.detector(case.frames[0])["tasks"]
-    ranked = rank_candidates(tasks, case.detector.config, case.limits.candidates)
-    x, y, _, w, l, *_ = ranked.boxes.flatten(0, 1).unbind(1)
-    boxes = torch.stack([x - l / 2, y - w / 2, x + l / 2, y + w / 2], 1)
-    groups, candidates = ranked.scores.shape
-    group = torch.arange(groups, device=x.device).repeat_interleave(candidates)
-    overlap = case.detector.config.reporting.overlap
-    return lambda: batched_nms(boxes, ranked.scores.flatten(), group, overlap)
-
-
-def stages_of(case: Case, compiled: CompiledModel) -> Iterator[tuple[str, Any, Any, list[Tensor]]]:
-    """Name, function, inputs and weights of each stage of the fused frame."""
-    function, network, detector = compiled._function, compiled._network, case.detector
-    assert isinstance(network, FusedCenterPoint)
-    packed = network.pack(case.frames[0])
-    assert packed is not None
-    bev, _ = network.encode(*packed)
-    features = network.dense(bev)
-    raw = {"bev": bev, "features": features, "tasks": network.head(features)}
-    weights = {name: list(part.parameters()) for name, part in detector.named_children()}
-    yield "encoder", network.encode, packed, weights["encoder"]
-    yield "backbone and neck", network.dense, (bev,), weights["backbone"] + weights["neck"]
-    yield "head", lambda x: network.head(x).stacked, (features,), weights["head"]
-    point, static = function._linearize(packed)
-
-    def select(_: Tensor) -> Any:
-        chosen = detector.select_static(raw, case.limits)
-        return chosen.selection.scores, detector.decode(raw, chosen.selection), chosen.left_off
-
-    yield "selection and decoding", select, (features,), []
-    ranked = rank_candidates(raw["tasks"], detector.config, case.limits.candidates)
-
-    def nms(_: Tensor) -> Any:
-        return static_nms(_static_suppressions(ranked, detector.config, case.limits.pairs)[0])
-
-    yield "of which NMS", nms, (features,), []
-    assert function.covariance is not None
-    covariance = function.covariance(point, static)
-    yield "covariance", lambda _: function.covariance(point, static), (features,), []  # type: ignore[misc]
-    if function.error_model is not None:
-        yield "points for the signals", network.signal_inputs, packed, []
-        yield "signals", lambda _: detector_signals(point), (features,), []
-        found = add_signals(point.detections(covariance=covariance), detector_signals(point))
-
-        def errors(_: Tensor) -> Any:
-            return function.error_model.apply(found, check=False).risk  # type: ignore[union-attr]
-
-        yield "error model", errors, (features,), []
-
-
-def as_graph(run: Callable[..., Any], given: tuple[Tensor, ...]) -> Callable[[], Any]:
-    if DEVICE == "cpu":
-        return lambda: run(*given)
-    graphs = Graphs()
-
-    def flat(*x: Tensor) -> tuple[Tensor, ...]:
-        return tuple(t for t in tree_flatten(run(*x))[0] if isinstance(t, Tensor))
-
-    return lambda: graphs("stage", flat, *given)
-
-
-def profiled(run: Callable[[], Any]) -> tuple[int | None, float | None]:
-    """The number of launches of a call, and the milliseconds in which the GPU works."""
-    if DEVICE == "cpu":
-        return None, None
-    for _ in range(3):
-        run()
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        run()
-        torch.cuda.synchronize()
-    events = [e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-    return len(events), sum(e.device_time for e in events) / 1e3
-
-
-def counted(run: Callable[..., Any], given: Any, weights: list[Tensor]) -> tuple[float, float]:
-    """Operations of products and convolutions, and the bytes of inputs, weights and outputs."""
-    counter = FlopCounterMode(display=False)
-    # two kernels are not counted: sparse convolutions, and convolutions with their ReLU
-    with (
-        patch("boxcov.detectors.centerpoint.voxel_encoder.can_gather", return_value=False),
-        patch("torch.backends.cudnn.is_acceptable", return_value=False),
-        counter,
-    ):
-        out = run(*given)
-    tensors = [t for t in tree_flatten((given, out))[0] if isinstance(t, Tensor)]
-    return counter.get_total_flops(), sum(t.numel() * t.element_size() for t in tensors + weights)
+def stage_rows(case: Case, precision: Precision) -> Iterator[list[Any]]:
+    columns = ("stage", "ms", "busy_ms", "launches", "gflop", "mb", "limit_ms")
+    posterior, inputs = case.posterior, case.frames[0]
+    for row in measure_stages(case.detector, posterior, inputs, case.limits, precision, ROUNDS):
+        yield [case.name, precision, *(row.get(column) for column in columns)]
 
 
 # whole frames
@@ -300,12 +167,10 @@ def batched(case: Case, source: Any) -> float | None:
     """Frames per second of a fused model in batches; None on a CPU."""
     if DEVICE == "cpu":
         return None
-    limits = case.limits
     # the threshold of the untrained network is that of its first frame
-    boxes = BATCH * (256 if case.name == "voxel" else limits.boxes)
-    limits = replace(limits, boxes=boxes, pairs=BATCH * limits.pairs)
+    own = replace(case.limits, boxes=256) if case.name == "voxel" else case.limits
     batch = [frame[0] for frame in case.frames]
-    compiled = boxcov.compile(source, batch, limits, fused=True)
+    compiled = boxcov.compile(source, batch, batch_limits(own), fused=True)
     return 1e3 * BATCH / middle(lambda: compiled(batch))
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import boxcov
+from boxcov.detectors.tiny import TinyCenter
 from boxcov.errors import BoxcovError
 from boxcov.pipeline import bench as benchmarking
 from boxcov.pipeline.options import BenchCommand
@@ -19,7 +20,8 @@ def measured():
     config = pillar_config()
     detector, data = detector_of(config), frames(config)
     options = BenchCommand(samples=(3,))
-    found = benchmarking.methods_to_time(detector, boxcov.fit(detector, data), options, data[0][0])
+    posterior = boxcov.fit(detector, data)
+    found = benchmarking.methods_to_time(detector, posterior, options, [data[0][0]])
     return (
         detector,
         found,
@@ -53,7 +55,7 @@ def test_a_calibrated_posterior_is_timed_with_its_error_model() -> None:
     options = BenchCommand(posterior=Path("small"), samples=(2,))
     (posterior,) = benchmarking.posteriors_to_time(detector, [], options)
     inputs = boxcov.data.simulated.frames(seed=3, count=1)[0][0]
-    entries = benchmarking.methods_to_time(detector, posterior, options, inputs)
+    entries = benchmarking.methods_to_time(detector, posterior, options, [inputs])
     assert [entry.name for entry in entries[:3]] == ["plain", "exact", "exact and error model"]
     _, exact, calibrated = (entry.call(inputs) for entry in entries[:3])
     assert exact.scale is None
@@ -76,6 +78,68 @@ def test_a_method_that_cannot_run_says_why(measured) -> None:
     assert rows[1]["ms"] is rows[1]["ratio"] is None
     assert "needs a GPU" in benchmarking.format_table(rows)
     assert json.loads(json.dumps(rows)) == rows
+
+
+def test_stages_of_a_frame_have_times_work_and_limits() -> None:
+    options = BenchCommand(posterior=Path("small"), stages=True, count=1, repeats=1)
+    rows = benchmarking.run(options)
+    names = ["encoder", "backbone and neck", "head", "selection and decoding", "of which NMS"]
+    names += ["covariance", "points for the signals", "signals", "error model"]
+    assert [row["stage"] for row in rows] == names
+    assert all(row["ms"] > 0 and row["mb"] > 0 and row["limit_ms"] > 0 for row in rows)
+    assert {row["precision"] for row in rows} == {"float32"}
+    by_name = {row["stage"]: row for row in rows}
+    detector = boxcov.detectors.centerpoint.load("small")
+    dense = operations_of_convolutions(detector, ("backbone", "neck")) / 1e9
+    assert by_name["backbone and neck"]["gflop"] == pytest.approx(dense, rel=1e-6)
+    assert by_name["of which NMS"]["gflop"] < 0.1 < by_name["covariance"]["gflop"]
+    assert json.loads(json.dumps(rows)) == rows
+    table = benchmarking.format_table(rows)
+    assert len({len(line) for line in table.splitlines()}) == 1
+    assert "limit ms" in table
+
+
+def operations_of_convolutions(detector, parts: tuple[str, ...]) -> float:
+    """Two operations per weight and place where it is used, by hooks on a plain pass."""
+    found = []
+
+    def count(module, inputs, output) -> None:
+        places = inputs[0] if isinstance(module, torch.nn.ConvTranspose2d) else output
+        found.append(2 * module.weight.numel() * places.shape[-2] * places.shape[-1])
+
+    convolutions = (torch.nn.Conv2d, torch.nn.ConvTranspose2d)
+    hooks = [
+        module.register_forward_hook(count)
+        for part in parts
+        for module in getattr(detector, part).modules()
+        if isinstance(module, convolutions)
+    ]
+    detector(boxcov.data.simulated.frames(count=1)[0][0])
+    for hook in hooks:
+        hook.remove()
+    return sum(found)
+
+
+def test_stages_of_other_detectors_and_depths_are_refused() -> None:
+    with pytest.raises(BoxcovError, match="--stages has the posterior of the head: remove"):
+        BenchCommand(stages=True, depth=("neck",))
+    options = BenchCommand(stages=True)
+    detector = TinyCenter()
+    posterior = boxcov.fit(detector, boxcov.data.shapes.frames(count=1))
+    with pytest.raises(BoxcovError, match="TinyCenter has no fused network with stages"):
+        benchmarking.stage_rows(detector, posterior, torch.zeros(1, 1, 64, 64), options)
+
+
+def test_batches_are_timed_per_frame(measured, monkeypatch) -> None:
+    detector, _, _ = measured
+    data = [item for item, _ in frames(pillar_config())]
+    found = benchmarking.compiled_methods({"plain": detector}, data)
+    assert [method.name for method in found] == [
+        *("plain, compiled", "plain, fused", "plain, fused, 8 frames at once")
+    ]
+    clock = iter((10.0, 14.0))
+    monkeypatch.setattr(benchmarking, "seconds", lambda device: next(clock))
+    assert found[2].call(None) == 0.5  # of 4 seconds for 8 frames
 
 
 def script(name: str):

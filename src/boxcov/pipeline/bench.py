@@ -1,4 +1,4 @@
-"""``boxcov bench``: time every method on the same frames, relative to the plain detector."""
+"""``boxcov bench``: time every method on the same frames, or the stages of a frame."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import torch
 
 from boxcov import GLM, MCGLM, MCI, ExactGLM, compile, fit
 from boxcov._torch.modules import LayerCallMode, fresh, ready
-from boxcov._torch.process_state import seconds
+from boxcov._torch.process_state import Precision, matrix_precision, seconds
+from boxcov.data.sequence import merge
 from boxcov.detector import Detector
 from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.errors import BoxcovError
@@ -26,13 +27,16 @@ from boxcov.pipeline.frames import (
     silent,
 )
 from boxcov.pipeline.options import BenchCommand, DataOptions
+from boxcov.pipeline.stages import format_stages, measure_stages
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.engine_options import EngineOptions
 from boxcov.predict.forward_mode.derivatives import sample_covariance
 from boxcov.static_selection import StaticLimits
 
+BATCH = 8  # frames that are also timed at once on a GPU
 GLM_OUTPUTS = 9  # outputs of the paper's GLM that are timed; the rest is extrapolated
 FIT_FRAMES = 4
+LIMITS = StaticLimits(boxes=256, candidates=500, pairs=60_000)  # per frame
 
 
 @dataclass(frozen=True)
@@ -47,31 +51,37 @@ class TimedMethod:
 
 
 def run(options: BenchCommand, progress: Progress = silent) -> list[dict[str, Any]]:
-    """Time all methods and return one row per method.
+    """Time all methods, or with ``stages`` the stages of a fused frame; return one row for each.
 
     Columns: ``method``, ``device``, ``boxes``, ``samples``, ``depth``, ``ms``, ``low`` and ``high``
     (quartiles), ``ratio`` to the plain detector, ``peak_mib`` and ``note``. The methods take turns
-    after a warm-up. ``peak_mib`` is the peak memory of torch on a GPU, None on a CPU.
+    after a warm-up. ``peak_mib`` is the peak memory of torch on a GPU, None on a CPU. Columns of
+    stages: ``boxes`` and those of ``measure_stages``.
     """
     device = options.device
     detector = load_detector(options, device).eval()
     split = default_test_split(options.data)
-    source = DataOptions(options.data, split, max(options.count, FIT_FRAMES), options.seed)
+    needed = max(options.count, BATCH if device.startswith("cuda") else FIT_FRAMES)
+    source = DataOptions(options.data, split, needed, options.seed)
     frames = load_frames(match_source(source, detector), device, detector.classes)
     items = preload_frames(frames, device)
     warn_if_implausible(detector, items)
-    inputs = [ready(frame, torch.device(device)) for frame, _ in items[: options.count]]
+    loaded = [ready(frame, torch.device(device)) for frame, _ in items]
+    inputs, first = loaded[: options.count], loaded[:BATCH]
     rows: list[dict[str, Any]] = []
     box_counts = options.boxes or (None,)
     posteriors = posteriors_to_time(detector, items[:FIT_FRAMES], options)
-    total = max(len(options.depth), 1) * len(box_counts)
+    settings, total = 0, max(len(options.depth), 1) * len(box_counts)
     for posterior in posteriors:
         for count in box_counts:
             model = detector if count is None else with_box_count(detector, count)
             own = posterior if count is None else posterior.with_error_model(None)
-            methods = methods_to_time(model, own, options, inputs[0])
-            rows += measure(model, methods, inputs, options.repeats, device, posterior.depth)
-            progress(sum(row["method"] == "plain" for row in rows), total)
+            if options.stages:
+                rows += stage_rows(model, own, inputs[0], options)
+            else:
+                methods = methods_to_time(model, own, options, first)
+                rows += measure(model, methods, inputs, options.repeats, device, posterior.depth)
+            progress(settings := settings + 1, total)
     return rows
 
 
@@ -87,6 +97,26 @@ def posteriors_to_time(
             simplefilter("ignore")  # few frames reach few classes: the speed is the same
             posterior = fit(detector, frames, depth, n_data=3000)
         yield posterior
+
+
+def stage_rows(
+    detector: Detector, posterior: Posterior, inputs: Any, options: BenchCommand
+) -> list[dict[str, Any]]:
+    """Return the rows of the stages, on a GPU in float32 and in TF32."""
+    if not isinstance(detector, CenterPoint):
+        raise BoxcovError(
+            f"a {type(detector).__name__} has no fused network with stages: remove --stages"
+        )
+    precisions: tuple[Precision, ...] = ("float32",)
+    if options.device.startswith("cuda"):
+        precisions = ("float32", "tf32")
+    rows: list[dict[str, Any]] = []
+    for precision in precisions:
+        with matrix_precision(precision):
+            boxes = len(detector.detect(inputs))
+        measured = measure_stages(detector, posterior, inputs, LIMITS, precision, options.repeats)
+        rows += [{**row, "boxes": boxes, "device": options.device} for row in measured]
+    return rows
 
 
 def with_box_count(detector: Detector, count: int) -> Detector:
@@ -109,9 +139,9 @@ def with_box_count(detector: Detector, count: int) -> Detector:
 
 
 def methods_to_time(
-    detector: Detector, posterior: Posterior, options: BenchCommand, example: Any
+    detector: Detector, posterior: Posterior, options: BenchCommand, frames: Sequence[Any]
 ) -> list[TimedMethod]:
-    """Return the methods to compare; example: a frame for ``boxcov.compile``.
+    """Return the methods to compare; frames: inputs for ``boxcov.compile``.
 
     An error model of exact covariances is timed beside them. Below the head the exact covariance
     takes one backward pass per output, so it is combined with k samples there.
@@ -128,7 +158,7 @@ def methods_to_time(
         tf32 = EngineOptions(precision="tf32")
         models = {f"{name}, tf32": ExactGLM(detector, p, engine=tf32) for name, p in timed.items()}
         found += [TimedMethod(name, None, model) for name, model in models.items()]
-        found += compiled_methods({"plain": detector, **models}, example) if models else []
+        found += compiled_methods({"plain": detector, **models}, frames) if models else []
     for k in samples:
         if is_deep:
             combined = ExactGLM(detector, posterior, k, seed)
@@ -145,17 +175,48 @@ def methods_to_time(
     return [*found, TimedMethod("glm as published", None, glm, f"extrapolated {note}", slow=True)]
 
 
-def compiled_methods(sources: Mapping[str, Detector | ExactGLM], example: Any) -> list[TimedMethod]:
-    """Return detector and models as ``boxcov.compile`` makes them, for a GPU."""
-    limits, found = StaticLimits(boxes=256, candidates=500, pairs=60_000), []
-    for form in ("compiled", "fused"):
+def compiled_methods(
+    sources: Mapping[str, Detector | ExactGLM], frames: Sequence[Any]
+) -> list[TimedMethod]:
+    """Return detector and models as ``boxcov.compile`` makes them, for a GPU.
+
+    frames: the first is the example; all of them, repeated up to ``BATCH``, are timed at once.
+    """
+    batch = merge([frames[number % len(frames)] for number in range(BATCH)])
+    forms: dict[str, tuple[Any, StaticLimits, bool]] = {
+        "compiled": (frames[0], LIMITS, False),
+        "fused": (frames[0], LIMITS, True),
+        f"fused, {BATCH} frames at once": (batch, batch_limits(LIMITS), True),
+    }
+    found = []
+    for form, (example, limits, is_fused) in forms.items():
+        is_batch = example is batch
         for name, source in sources.items():
+            call, note = None, "per frame" if is_batch else ""
             try:
-                call: Any = compile(source, example, limits, fused=form == "fused")
-                found.append(TimedMethod(f"{name}, {form}", None, call))
+                call = compile(source, example, limits, fused=is_fused)
             except BoxcovError as error:
-                found.append(TimedMethod(f"{name}, {form}", None, None, str(error).splitlines()[0]))
+                note = str(error).splitlines()[0]
+            timed = batch_time(call, batch) if is_batch and call is not None else call
+            found.append(TimedMethod(f"{name}, {form}", None, timed, note))
     return found
+
+
+def batch_limits(limits: StaticLimits) -> StaticLimits:
+    """Return the limits of ``BATCH`` frames at once."""
+    return replace(limits, boxes=BATCH * limits.boxes, pairs=BATCH * limits.pairs)
+
+
+def batch_time(call: Callable[[Any], object], batch: Any) -> Callable[[Any], float]:
+    """Return a function that runs a whole batch and returns the seconds per frame."""
+
+    def run(_: Any) -> float:
+        device = batch[0].device
+        start = seconds(device)
+        call(batch)
+        return (seconds(device) - start) / BATCH
+
+    return run
 
 
 def paper_mcglm(model: MCGLM) -> Callable[[Any], object]:
@@ -253,6 +314,8 @@ def _row(
 
 def format_table(rows: list[dict[str, Any]]) -> str:
     """Return the rows as a table for a terminal."""
+    if "stage" in rows[0]:
+        return format_stages(rows)
     header = ("method", "depth", "boxes", "samples", "ms (quartiles)", "ratio", "peak MiB")
     lines = [_format_line(header)]
     for row in rows:

@@ -72,6 +72,12 @@ class BenchCommand(DetectorOptions):
     )
     count: int = option(3, INPUT, "Frames to time.", within="[1, inf)")
     repeats: int = option(7, METHOD, "Repetitions per frame.", within="[1, inf)")
+    stages: bool = option(
+        False,
+        METHOD,
+        "Time the stages of a frame by boxcov.compile(fused=True) instead, with launches, "
+        "operations, bytes and the machine's limit (CenterPoint).",
+    )
     seed: int = vocabulary.seed()
     device: str = vocabulary.device()
 
@@ -79,6 +85,8 @@ class BenchCommand(DetectorOptions):
         super().__post_init__()
         if self.posterior is not None and self.depth:
             raise BoxcovError("--depth is for a fitted posterior: remove it, or --posterior")
+        if self.stages and set(self.depth) - {"head"}:
+            raise BoxcovError("--stages has the posterior of the head: remove --depth")
 
 
 @dataclass(frozen=True, kw_only=True)
