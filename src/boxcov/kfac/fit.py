@@ -120,20 +120,13 @@ def fit(
     if checkpoint is not None:  # checked before any work is done
         checkpoints = checkpoint.for_passes(n_passes, world, settings)
     total = None if items.expected is None else items.expected * n_passes
-    sample_seed = options.seed if fisher == "mc" else None
-    losses = FrameLosses(detector, parameters, sample_seed)
+    losses = FrameLosses(detector, parameters, options.seed if fisher == "mc" else None)
     accumulator = Accumulator(losses)
     if fisher == "identity":
         frames_read, items_read, skipped = _find_layers(accumulator, frames, options), 1, 0
         factors = [(sums.layer, *sums.identity()) for sums in accumulator.sums.values()]
     else:
-        first = Pass(
-            items,
-            accumulator,
-            settings,
-            checkpoint=checkpoints[0],
-            nonfinite=options.nonfinite,
-        )
+        first = Pass(items, accumulator, settings, checkpoints[0], options.nonfinite)
         first.run(progress, total)
         items_read, skipped = first.count_items()
         accumulator.reduce(world)
@@ -158,15 +151,8 @@ def fit(
     if options.ekfac:
         moments = GradientMoments(posterior, losses)
         settings = {**settings, **moments.settings()}
-        second = Pass(
-            items,
-            moments,
-            settings,
-            checkpoint=checkpoints[1],
-            nonfinite=options.nonfinite,
-            left_out=first.skipped,
-        )
-        second.run(progress, total, first.next_item)
+        second = Pass(items, moments, settings, checkpoints[1], options.nonfinite)
+        second.run(progress, total, first)
         moments.reduce(world)
         posterior = moments.posterior()
     if prior_precision == "auto" and options.form == "eigen":
@@ -179,17 +165,12 @@ def _find_layers(accumulator: Accumulator, frames: Iterable[Any], options: FitOp
     for number, item in Items(frames, options.fraction, options.seed, World()).starting_at(0):
         inputs, targets = load_item(item, number, accumulator.device)
         accumulator.find_layers(inputs)
-        return _count_frames(inputs, targets)
+        if isinstance(targets, list) or (isinstance(targets, Tensor) and targets.dim()):
+            return len(targets)
+        if isinstance(inputs, (list, tuple)):
+            return len(inputs)
+        return len(next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)))
     raise BoxcovError(_EMPTY)
-
-
-def _count_frames(inputs: Any, targets: Any) -> int:
-    """Return the number of frames of an item whose loss is not computed."""
-    if isinstance(targets, list) or (isinstance(targets, Tensor) and targets.dim()):
-        return len(targets)
-    if isinstance(inputs, (list, tuple)):
-        return len(inputs)
-    return len(next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)))
 
 
 def _checkpoint_settings(
@@ -220,14 +201,12 @@ def _initial_prior_precision(prior_precision: float | str, n_data: float | None)
 
 def _check_arguments(frames: Iterable[Any], fisher: str, options: FitOptions) -> None:
     check_choice("fisher", fisher, FisherKind)
-    if not options.ekfac:
-        return
-    if isinstance(frames, Iterator):
+    if options.ekfac and isinstance(frames, Iterator):
         raise BoxcovError(
             f"ekfac reads the frames twice, but a {type(frames).__name__} can be read only once: "
             "give a list or a sequence"
         )
-    if fisher == "identity":
+    if options.ekfac and fisher == "identity":
         raise BoxcovError("ekfac needs gradients: fisher='identity' has none")
 
 
@@ -236,31 +215,23 @@ def _check_factors(accumulator: Accumulator, skipped: int) -> None:
 
     Warn of layers whose gradients are all zero.
     """
-    frames, sums = accumulator.frames, accumulator.sums
-    if not frames:
+    if not accumulator.frames:
         raise BoxcovError(
             f"inputs, loss or gradients of all {skipped} items are not finite: none is left to fit"
             if skipped
             else _EMPTY
         )
-    unseen = [name for name, one in sums.items() if not one.locations]
-    if unseen:
+    frames, sums = counted(accumulator.frames, "frame"), accumulator.sums
+    if unseen := [name for name, one in sums.items() if not one.locations]:
         raise BoxcovError(
-            f"{join_names(unseen)} saw no location in {counted(frames, 'frame')}: "
-            "give frames with something in them"
+            f"{join_names(unseen)} saw no location in {frames}: give frames with something in them"
         )
-    cut_off = [name for name, one in sums.items() if not one.has_gradient]
-    if cut_off:
+    if cut_off := [name for name, one in sums.items() if not one.has_gradient]:
         modules = [sums[name].layer.name for name in cut_off]
         raise BoxcovError(
             f"the loss has no gradient for {join_names(cut_off)}: "
             f"leave them out with FitOptions(exclude={modules!r}), or let loss() use their output"
         )
-    flat = [name for name, one in sums.items() if not bool(one.H.any())]
-    if flat:
-        warn(
-            f"the loss of {counted(frames, 'frame')} has a zero gradient for {join_names(flat)}: "
-            "the posterior there is the prior",
-            BoxcovWarning,
-            stacklevel=4,
-        )
+    if flat := [name for name, one in sums.items() if not bool(one.H.any())]:
+        message = f"the loss of {frames} has a zero gradient for {join_names(flat)}"
+        warn(f"{message}: the posterior there is the prior", BoxcovWarning, stacklevel=4)

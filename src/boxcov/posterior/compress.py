@@ -42,24 +42,20 @@ def compress(posterior: Posterior, error: float = 0.01) -> Posterior:
     """
     _check(posterior, error)
     max_delta = error / (1 + error)
+    factors: dict[int, Eigendecomposition] = {}  # by id: layers may share one
     floors: dict[int, Tensor] = {}
     for name, block in posterior.blocks.items():
         largest = posterior.n_data * block.H.values.double().amax(1)
         floor = posterior.tau(name) / largest.clamp(min=1e-300)
+        factors[id(block.Q)] = block.Q
         floors[id(block.Q)] = torch.minimum(floors.get(id(block.Q), floor), floor)
-    compressed: dict[int, tuple[Eigendecomposition, float]] = {}
-    for block in posterior.blocks.values():
-        if id(block.Q) not in compressed:
-            compressed[id(block.Q)] = _compress_factor(block.Q, floors[id(block.Q)], max_delta)
+    compressed = {key: _compress_factor(Q, floors[key], max_delta) for key, Q in factors.items()}
     blocks = {
         name: replace(block, Q=compressed[id(block.Q)][0])
         for name, block in posterior.blocks.items()
     }
-    return replace(
-        posterior,
-        blocks=blocks,
-        error=_variance_error(max(delta for _, delta in compressed.values())),
-    )
+    delta = max(delta for _, delta in compressed.values())
+    return replace(posterior, blocks=blocks, error=_variance_error(delta))
 
 
 def error_under_prior(error: float, ratio: float) -> float:
@@ -83,11 +79,10 @@ def _check(posterior: Posterior, error: float) -> None:
         raise BoxcovError(
             "compressing needs form='eigen': the paper's form has no prior to compare with"
         )
-    corrected = [name for name, block in posterior.blocks.items() if not block.is_kronecker]
-    if corrected:
+    if posterior.ekfac_layers:
         raise BoxcovError(
-            f"the Fisher of {join_names(corrected)} comes from a second pass and cannot be "
-            "compressed: fit without ekfac"
+            f"the Fisher of {join_names(posterior.ekfac_layers)} comes from a second pass and "
+            "cannot be compressed: fit without ekfac"
         )
 
 

@@ -15,7 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boxcov._torch.layers import Geometry, at_least_float32, from_matrix, full_precision, to_matrix
+from boxcov._torch.layers import (
+    Geometry,
+    LayerCall,
+    at_least_float32,
+    from_matrix,
+    full_precision,
+    to_matrix,
+)
 from boxcov.errors import BoxcovError
 from boxcov.posterior.householder import PackedFactor
 
@@ -47,6 +54,13 @@ class Layer:
     bias: str | None
     shape: torch.Size  # of the weight
     geometry: Geometry  # kernel, groups, transposed; stride and padding may differ between calls
+
+    @staticmethod
+    def of_call(weight: str, bias: str | None, call: LayerCall) -> Layer:
+        """Return the layer of a call, given the names of its parameters."""
+        form = call.geometry
+        form = Geometry(form.kernel, groups=form.groups, transposed=form.transposed)
+        return Layer(weight, bias, call.weight.shape, form)
 
     @property
     def name(self) -> str:
@@ -91,17 +105,16 @@ class Layer:
     @staticmethod
     def from_json(entry: Mapping[str, Any]) -> Layer:
         """Return the layer of a file's header; raise ValueError if the entry is invalid."""
-        geometry, bias = entry["geometry"], entry["bias"]
+        geometry, weight, bias = entry["geometry"], entry["weight"], entry["bias"]
         kernel, shape, groups = tuple(geometry["kernel"]), tuple(entry["shape"]), geometry["groups"]
         sizes = (*kernel, *shape, groups)
         valid = all(type(size) is int and 0 < size < 1 << 31 for size in sizes)
         if not valid or len(shape) != 2 + len(kernel):
             raise ValueError(f"invalid layer: shape {shape}, kernel {kernel}, {groups} groups")
-        if not isinstance(entry["weight"], str) or not (bias is None or isinstance(bias, str)):
-            raise ValueError(f"invalid parameter names {entry['weight']!r} and {bias!r}")
-        transposed = bool(geometry["transposed"])
-        geometry = Geometry(kernel, groups=groups, transposed=transposed)
-        return Layer(entry["weight"], bias, torch.Size(shape), geometry)
+        if not isinstance(weight, str) or not isinstance(bias, str | None):
+            raise ValueError(f"invalid parameter names {weight!r} and {bias!r}")
+        form = Geometry(kernel, groups=groups, transposed=bool(geometry["transposed"]))
+        return Layer(weight, bias, torch.Size(shape), form)
 
 
 @dataclass(frozen=True)
@@ -129,6 +142,12 @@ class Eigendecomposition:
     def jittered(self, jitter: float) -> Tensor:
         """Return the eigenvalues (G, n) plus ``jitter`` times their mean."""
         return self.values + jitter * self.values.mean(1, keepdim=True)
+
+    def cholesky(self, jitter: float) -> Tensor:
+        """Return the lower Cholesky factors (G, n, n), with jitter (paper, III-H)."""
+        vectors, values = self.vectors.double(), self.jittered(jitter).double()
+        matrix = (vectors * values.unsqueeze(1)) @ vectors.transpose(1, 2)
+        return torch.linalg.cholesky(matrix).to(self.values.dtype)
 
 
 @dataclass(frozen=True)
@@ -158,14 +177,6 @@ class KroneckerBlock:
             return self.ekfac_eigenvalues
         return self.H.values.unsqueeze(2) * self.Q.values.unsqueeze(1)
 
-    @property
-    def max_curvature(self) -> float:
-        """The largest eigenvalue of the Fisher."""
-        if not self.is_kronecker:
-            return float(self.curvature.max())
-        h, q = self.H.values.double(), self.Q.values.double()
-        return float((h.amax(1) * q.amax(1)).max())
-
     def rotate(self, matrix: Tensor) -> Tensor:
         """Return a weight matrix M (..., G, n_out, n_in) in the eigenbasis: ``V^T M U``."""
         return self.H.vectors.transpose(1, 2) @ matrix @ self.Q.vectors
@@ -173,16 +184,6 @@ class KroneckerBlock:
     def unrotate(self, matrix: Tensor) -> Tensor:
         """Return the inverse of ``rotate``: ``V M U^T``."""
         return self.H.vectors @ matrix @ self.Q.vectors.transpose(1, 2)
-
-    def cholesky(self, jitter: float) -> tuple[Tensor, Tensor]:
-        """Return the lower Cholesky factors (G, n, n) of Q and H with jitter (paper, III-H)."""
-        pair = []
-        for factor in (self.Q, self.H):
-            values = factor.jittered(jitter).double()
-            vectors = factor.vectors.double()
-            matrix = (vectors * values.unsqueeze(1)) @ vectors.transpose(1, 2)
-            pair.append(torch.linalg.cholesky(matrix).to(factor.values.dtype))
-        return pair[0], pair[1]
 
     def to(
         self, device: torch.device | str, moved: dict[int, Eigendecomposition]

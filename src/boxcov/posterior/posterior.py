@@ -24,11 +24,7 @@ from boxcov._torch.modules import check_fingerprint
 from boxcov.detector import Detector, check_configuration
 from boxcov.error_model.model import ErrorModel, describe_error_model
 from boxcov.errors import BoxcovError, check_whole, counted, join_names
-from boxcov.posterior.kronecker_block import (
-    Eigendecomposition,
-    KroneckerBlock,
-    check_precisions,
-)
+from boxcov.posterior.kronecker_block import Eigendecomposition, KroneckerBlock, check_precisions
 
 if TYPE_CHECKING:
     from boxcov.posterior.file import Storage
@@ -80,13 +76,12 @@ class Posterior:
     error: float = 0.0  # bound of the relative change of every variance by compress()
 
     def __post_init__(self) -> None:
-        if isinstance(self.prior_precision, Mapping):
-            missing = [name for name in self.blocks if name not in self.prior_precision]
-            if missing:
-                raise BoxcovError(
-                    f"prior_precision has no value for {join_names(missing)}: "
-                    "give one per layer, or one number for all"
-                )
+        taus = self.prior_precision if isinstance(self.prior_precision, Mapping) else self.blocks
+        if missing := [name for name in self.blocks if name not in taus]:
+            raise BoxcovError(
+                f"prior_precision has no value for {join_names(missing)}: "
+                "give one per layer, or one number for all"
+            )
         for name in self.blocks:
             check_precisions(self.n_data, self.tau(name), name)
         if self.form == "paper":
@@ -99,11 +94,10 @@ class Posterior:
         """
         if not self.jitter > 0:
             raise BoxcovError(f"jitter must be above 0, got {self.jitter}")
-        corrected = [name for name, block in self.blocks.items() if not block.is_kronecker]
-        if corrected:
+        if self.ekfac_layers:
             raise BoxcovError(
-                f"the paper's form needs Q (x) H, but the Fisher of {join_names(corrected)} comes "
-                "from a second pass: use form='eigen', or fit without ekfac"
+                f"the paper's form needs Q (x) H, but the Fisher of {join_names(self.ekfac_layers)}"
+                " comes from a second pass: use form='eigen', or fit without ekfac"
             )
         zero = [
             name
@@ -129,9 +123,8 @@ class Posterior:
             f"stored: {self.storage().stored / 2**20:.2f} MiB{bound}",
             f"error model: {describe_error_model(self.error_model)}",
         ]
-        corrected = sum(not block.is_kronecker for block in self.blocks.values())
-        if corrected:
-            lines.insert(4, f"EKFAC: {counted(corrected, 'layer')}")
+        if self.ekfac_layers:
+            lines.insert(4, f"EKFAC: {counted(len(self.ekfac_layers), 'layer')}")
         return "\n  ".join(lines)
 
     @cached_property  # every frame's meta data hold it
@@ -149,6 +142,11 @@ class Posterior:
         others = len(self.blocks) - by_evidence
         by_frames = f"{counted(by_evidence, 'layer')} set by the frames"
         return f"auto, {span} ({by_frames}, {others} by the size of the weights)"
+
+    @property
+    def ekfac_layers(self) -> list[str]:
+        """Names of the layers whose eigenvalues come from a second pass."""
+        return [name for name, block in self.blocks.items() if not block.is_kronecker]
 
     @property
     def parameters(self) -> list[str]:
@@ -205,8 +203,7 @@ class Posterior:
                 torch.randn(shape, generator=layer_generator, dtype=like.dtype, device=source)
                 for _ in range(count)
             ]
-            eta = self._scale(name, torch.stack(normal).to(like.device))
-            etas |= layer.tensors(eta)
+            etas |= layer.tensors(self._scale(name, torch.stack(normal).to(like.device)))
         return etas
 
     def _scale(self, name: str, xi: Tensor) -> Tensor:
@@ -214,7 +211,7 @@ class Posterior:
         block = self.blocks[name]
         if self.form == "eigen":
             return block.unrotate(xi * self.variances(name).sqrt())
-        L_Q, L_H = block.cholesky(self.jitter)
+        L_Q, L_H = block.Q.cholesky(self.jitter), block.H.cholesky(self.jitter)
         half = torch.linalg.solve_triangular(L_Q, xi, upper=False, left=False)
         return torch.linalg.solve_triangular(L_H.transpose(1, 2), half, upper=True)
 
@@ -283,9 +280,8 @@ class Posterior:
 
     def to(self, device: torch.device | str) -> Posterior:
         moved: dict[int, Eigendecomposition] = {}  # shared factors stay shared
-        return replace(
-            self, blocks={name: block.to(device, moved) for name, block in self.blocks.items()}
-        )
+        blocks = {name: block.to(device, moved) for name, block in self.blocks.items()}
+        return replace(self, blocks=blocks)
 
     # the prior precision
 

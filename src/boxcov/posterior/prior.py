@@ -39,14 +39,12 @@ def auto_prior_precision(posterior: Posterior, detector: Detector) -> Posterior:
     ]
     for name in by_evidence:
         precisions[name] = _maximize_evidence([posterior.blocks[name]], posterior.n_data)
-    zero = [name for name, square in squares.items() if square == 0]
-    if zero:
-        warn(
+    if zero := [name for name, square in squares.items() if square == 0]:
+        message = (
             f"all weights of {join_names(zero)} are 0, so that their prior has the smallest "
-            "standard deviation, 1e-4: give prior_precision as a number if that is too narrow",
-            BoxcovWarning,
-            stacklevel=4,
+            "standard deviation, 1e-4: give prior_precision as a number if that is too narrow"
         )
+        warn(message, BoxcovWarning, stacklevel=4)
     chosen = posterior.with_prior(precisions)
     return replace(chosen, meta={**chosen.meta, EVIDENCE_LAYERS: ",".join(by_evidence)})
 
