@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from boxcov._torch.modules import move
-from boxcov.checks import batches, contract, derivatives, forward, layers, losses, selections
+from boxcov.checks import batches, contract, derivatives, layers, losses, selections
 from boxcov.checks.report import Finding, Report
 from boxcov.checks.subject import NotChecked, Subject, bad, keep_state, one_line
 from boxcov.detector import Detector, check_type
@@ -22,15 +22,15 @@ CHECKS: tuple[tuple[str, Callable[[Subject], Finding]], ...] = (
     ("names", contract.names),
     ("parts", contract.parts),
     ("weights", contract.weights),
-    ("forward", forward.forward),
-    ("inputs", forward.inputs_unchanged),
-    ("repeatable", forward.repeatable),
-    ("state", forward.state),
-    ("mode", forward.mode),
+    ("forward", contract.forward),
+    ("inputs", contract.inputs_unchanged),
+    ("repeatable", contract.repeatable),
+    ("state", contract.state),
+    ("mode", contract.mode),
     ("select", contract.selection),
     ("labels", contract.labels),
     ("decode", contract.boxes),
-    ("finite", forward.finite),
+    ("finite", contract.finite),
     ("own output", contract.own_output),
     ("layers", layers.trace),
     ("decode: derivative", derivatives.differentiable),

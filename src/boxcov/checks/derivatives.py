@@ -36,10 +36,10 @@ def differentiable(subject: Subject) -> Finding:
     subject.needed_boxes()
     detector, raw = subject.shadow(), _doubled(subject)
     generator = torch.Generator().manual_seed(0)
-    leaves = [leaf for _, leaf in named_floats(raw)]
     # what does not depend on the weights, such as the size of the image, needs no derivative
     directions = [
-        yes * _like(leaf, generator) for yes, leaf in zip(subject.moving_floats(), leaves)
+        yes * _like(leaf, generator)
+        for yes, (_, leaf) in zip(subject.moving_floats(), named_floats(raw))
     ]
     slope = _slope(detector, raw, directions, subject)
     if slope is None:
@@ -70,10 +70,9 @@ def same_instances(subject: Subject) -> Finding:
     """``decode()`` returns the same instances, read at the same places, for other raw outputs."""
     expected, chosen = subject.needed_boxes().shape, subject.needed_selection()
     detector, raw = subject.shadow(), subject.needed_raw()
-    leaves = [leaf for _, leaf in named_floats(raw)]
     # With opposite signs, the highest scores become the lowest.
-    moving = subject.moving_floats()
-    flipped = moved(raw, [-2.0 * yes * leaf for yes, leaf in zip(moving, leaves)])
+    pairs = zip(subject.moving_floats(), named_floats(raw))
+    flipped = moved(raw, [-2.0 * yes * leaf for yes, (_, leaf) in pairs])
     todo = "decode() must read selection.where, and not threshold, sort or suppress by itself"
     try:
         with torch.no_grad():
@@ -189,11 +188,8 @@ def logits(subject: Subject) -> Finding:
 def _exact(detector: Detector, subject: Subject) -> ExactGLM:
     """Run ExactGLM on the head under an identity Fisher; it verifies its engines and raises."""
     part = next(iter(subject.original.parts()))
-    fixed = [
-        row.name
-        for row in subject.layers
-        if row.part == part and (row.reason or max(row.n_in, row.n_out) > _LARGEST)
-    ]
+    own = [row for row in subject.layers if row.part == part]
+    fixed = [row.name for row in own if row.reason or max(row.n_in, row.n_out) > _LARGEST]
     frames, options = [(subject.inputs, None)], FitOptions(exclude=fixed)
     posterior = fit(
         detector, frames, part, n_data=1, prior_precision=1.0, fisher="identity", options=options
@@ -209,13 +205,14 @@ def _leaves(raw: Any) -> Any:
 
 def _doubled(subject: Subject) -> Any:
     """The raw outputs in float64 if decode() accepts them."""
-    doubled = map_floats(Tensor.double, subject.needed_raw())
+    raw = subject.needed_raw()
+    doubled = map_floats(Tensor.double, raw)
     try:
         with torch.no_grad():
             found = subject.shadow().decode(doubled, subject.needed_selection())
     except Exception:  # decode() mixes them with its own float32 tensors
-        return subject.needed_raw()
-    return doubled if found.dtype == torch.float64 else subject.needed_raw()
+        return raw
+    return doubled if found.dtype == torch.float64 else raw
 
 
 def _slope(

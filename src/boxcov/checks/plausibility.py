@@ -97,11 +97,26 @@ def observe(detector: CenterPoint, frames: Sequence[Any]) -> list[Finding]:
     scores = torch.cat([frame.scores for frame in found])
     order = scores.argsort(descending=True)[: max(_FEW, len(scores) // 2)]  # the better half
     boxes = torch.cat([frame.boxes for frame in found])[order]
-    usual = _usual_sizes(torch.cat([frame.labels for frame in found])[order], detector.classes)
+    labels = torch.cat([frame.labels for frame in found])[order]
+    table = torch.tensor([_SIZES.get(name, (torch.nan,) * 3) for name in detector.classes])
+    usual = table.to(labels.device)[labels]  # mean w, l, h of each box's class; NaN if unknown
+    known = usual.isfinite().all(1)
+    off = (boxes[known, 3:6] / usual[known].to(boxes)).log().abs()  # (n, 3)
     looks = [
         _scores(scores, len(frames)),
-        _points(torch.cat(holds)[order]),
-        _sizes(boxes, usual),
+        _most(
+            "boxes: on points",
+            torch.cat(holds)[order],
+            "of the better half of the boxes hold a point",
+            "boxes in empty space: give the grid of the checkpoint, config= or --config",
+        ),
+        _most(
+            "boxes: sizes",
+            (off < 0.7).all(1),  # up to a factor of 2
+            "of the boxes have the size of their class, up to a factor of 2",
+            "sizes do not fit the classes: give the configuration of the checkpoint (grid, order "
+            "of the classes), config= or --config",
+        ),
         _orientation(boxes, usual),
         _classes([frame for _, frame in frames], found, detector.classes),
         _grid(detector, frames),
@@ -120,27 +135,10 @@ def _scores(scores: Tensor, frames: int) -> Finding:
     )
 
 
-def _points(holds: Tensor) -> Finding:
-    share = _share(holds)
-    return Finding(
-        "boxes: on points",
-        None if len(holds) < _FEW else share >= 0.5,
-        f"{100 * share:.0f} % of the better half of the boxes hold a point",
-        "boxes in empty space: give the grid of the checkpoint, config= or --config",
-    )
-
-
-def _sizes(boxes: Tensor, usual: Tensor) -> Finding:
-    known = usual.isfinite().all(1)
-    off = (boxes[known, 3:6] / usual[known].to(boxes)).log().abs()  # (n, 3)
-    share = _share((off < 0.7).all(1))  # up to a factor of 2
-    return Finding(
-        "boxes: sizes",
-        None if len(off) < _FEW else share >= 0.5,
-        f"{100 * share:.0f} % of the boxes have the size of their class, up to a factor of 2",
-        "sizes do not fit the classes: give the configuration of the checkpoint (grid, order of "
-        "the classes), config= or --config",
-    )
+def _most(name: str, mask: Tensor, seen: str, todo: str) -> Finding:
+    """Return whether something holds for most boxes."""
+    passed = None if len(mask) < _FEW else _share(mask) >= 0.5
+    return Finding(name, passed, f"{100 * _share(mask):.0f} % {seen}", todo)
 
 
 def _orientation(boxes: Tensor, usual: Tensor) -> Finding:
@@ -245,13 +243,6 @@ def _loss_on_grid(
 
 def _share(mask: Tensor) -> float:
     return float(mask.float().mean()) if len(mask) else 0.0
-
-
-def _usual_sizes(labels: Tensor, classes: Sequence[str]) -> Tensor:
-    """Return the mean w, l and h (m, 3) of each label's class; NaN for unknown classes."""
-    unknown = (torch.nan,) * 3
-    table = torch.tensor([_SIZES.get(name, unknown) for name in classes])
-    return table.to(labels.device)[labels]
 
 
 def _holds_points(boxes: Tensor, cloud: Tensor) -> Tensor:

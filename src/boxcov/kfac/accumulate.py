@@ -50,7 +50,7 @@ class _ForwardPass:
     """The layer calls of one forward pass."""
 
     inputs: InputFactors
-    keep_inputs: bool
+    keep_inputs: bool = False
     calls: list[_Call] = field(default_factory=list)
 
 
@@ -80,15 +80,12 @@ class Accumulator:
 
     def factors(self) -> list[tuple[Layer, Tensor, Tensor]]:
         """Return the layer, Q and H of every layer."""
-        return [
-            (sums.layer, sums.Q / sums.locations, sums.H / self.frames)
-            for sums in self.sums.values()
-        ]
+        own = self.sums.values()
+        return [(sums.layer, sums.Q / sums.locations, sums.H / self.frames) for sums in own]
 
     def find_layers(self, inputs: Any) -> None:
         """Find the layers by a forward pass without a loss."""
-        forward = _ForwardPass(InputFactors(batched=False), keep_inputs=False)
-        with torch.enable_grad(), self._record(forward):
+        with torch.enable_grad(), self._record(_ForwardPass(InputFactors(batched=False))):
             self.losses.raw(inputs)
         self._check_all_found()
 
@@ -123,10 +120,8 @@ class Accumulator:
             self.sums[name].locations += count
         for name, _ in terms.H:
             self.sums[name].has_gradient = True
-        add_terms(
-            [(self.sums[name].Q, term) for name, term in terms.Q]
-            + [(self.sums[name].H, term) for name, term in terms.H]
-        )
+        pairs = [(self.sums[name].Q, term) for name, term in terms.Q]
+        add_terms(pairs + [(self.sums[name].H, term) for name, term in terms.H])
         self.frames += terms.frames
         self.loss += terms.loss
 
@@ -237,7 +232,9 @@ class Accumulator:
             for call, d in reached:
                 if call.name == name and d.numel():
                     error, size = _add_gradient(error, size, call.call, d)
-            tolerance = _tolerance(expected, self.parameters[name])
+            tolerance = 1e-3 if expected.device.type == "cpu" else 2e-2  # TF32 rounds early
+            if self.parameters[name].dtype not in (torch.float32, torch.float64):
+                tolerance = 0.1
             columns_of = {name: slice(None)}
             if layer.bias is not None:
                 columns_of = {name: slice(-1), layer.bias: slice(-1, None)}
@@ -270,13 +267,6 @@ def _finite_loss(terms: list[_NamedTerm], losses: Tensor, number: int) -> float:
             "though its loss is finite"
         )
     return float(loss)
-
-
-def _tolerance(gradient: Tensor, weight: Tensor) -> float:
-    """Relative difference of two computations of a gradient; TF32 and float16 round early."""
-    if weight.dtype not in (torch.float32, torch.float64):
-        return 0.1
-    return 1e-3 if gradient.device.type == "cpu" else 2e-2
 
 
 def _unsupported_message(detector: nn.Module, lost: list[str], shared: list[str]) -> str:

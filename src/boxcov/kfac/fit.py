@@ -19,7 +19,7 @@ from boxcov.kfac.accumulate import Accumulator
 from boxcov.kfac.checkpoint import Checkpoint
 from boxcov.kfac.ekfac import GradientMoments
 from boxcov.kfac.factors import kronecker_blocks
-from boxcov.kfac.losses import FrameLosses, select_parameters
+from boxcov.kfac.losses import FrameLosses, has_length, select_parameters
 from boxcov.kfac.passes import Items, NonFinite, Pass, Progress, load_item
 from boxcov.posterior.kronecker_block import check_precisions
 from boxcov.posterior.posterior import FisherKind, Form, Posterior
@@ -107,8 +107,9 @@ def fit(
     (4, 1000.0)
     """
     check_type(detector)
-    _check_arguments(frames, fisher, options)
-    tau = _initial_prior_precision(prior_precision, n_data)
+    _check_arguments(frames, prior_precision, fisher, options)
+    tau = 1.0 if isinstance(prior_precision, str) else prior_precision  # "auto" is chosen last
+    check_precisions(1.0 if n_data is None else n_data, tau, "all layers")
     check_finite_weights(detector)
     parameters = select_parameters(detector, depth, options.exclude)
     world = World.current() if distributed else World()
@@ -165,7 +166,7 @@ def _find_layers(accumulator: Accumulator, frames: Iterable[Any], options: FitOp
     for number, item in Items(frames, options.fraction, options.seed, World()).starting_at(0):
         inputs, targets = load_item(item, number, accumulator.device)
         accumulator.find_layers(inputs)
-        if isinstance(targets, list) or (isinstance(targets, Tensor) and targets.dim()):
+        if has_length(targets):
             return len(targets)
         if isinstance(inputs, (list, tuple)):
             return len(inputs)
@@ -187,19 +188,14 @@ def _checkpoint_settings(
     }
 
 
-def _initial_prior_precision(prior_precision: float | str, n_data: float | None) -> float:
-    """Return the prior precision, for "auto" 1 until it is chosen; raise if it is out of range."""
+def _check_arguments(
+    frames: Iterable[Any], prior_precision: Any, fisher: str, options: FitOptions
+) -> None:
     if isinstance(prior_precision, str | Mapping) and prior_precision != "auto":
         raise BoxcovError(
             f"prior_precision must be 'auto' or a number, got {prior_precision!r}: "
             "Posterior.with_prior sets one per layer afterwards"
         )
-    tau = 1.0 if isinstance(prior_precision, str) else prior_precision
-    check_precisions(1.0 if n_data is None else n_data, tau, "all layers")
-    return tau
-
-
-def _check_arguments(frames: Iterable[Any], fisher: str, options: FitOptions) -> None:
     check_choice("fisher", fisher, FisherKind)
     if options.ekfac and isinstance(frames, Iterator):
         raise BoxcovError(

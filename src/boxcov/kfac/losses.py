@@ -148,8 +148,9 @@ def _frame_losses(detector: Detector, raw: Any, targets: Any, number: int) -> Te
         raise BoxcovError(
             f"the targets of item {number} do not fit the detector: {type(error).__name__}: {error}"
         ) from error
-    if not isinstance(losses, Tensor) or losses.dim() != 1 or not len(losses):
-        form = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+    is_tensor = isinstance(losses, Tensor)
+    if not is_tensor or losses.dim() != 1 or not len(losses):
+        form = tuple(losses.shape) if is_tensor else type(losses).__name__
         raise BoxcovError(
             f"loss() must return one value per frame, shape (B,), got {form}: "
             "a mean over the batch hides the gradients of the frames"
@@ -179,9 +180,9 @@ def most_frames(inputs: Any, targets: Any) -> int | None:
     known = [value for value in known if isinstance(value, (Tensor, list))]
     if isinstance(inputs, list) and not isinstance(targets, (Tensor, list)):
         known = []
-    counts = [len(each) for each in (*known, targets) if _has_length(each)]
+    counts = [len(each) for each in (*known, targets) if has_length(each)]
     return max(counts, default=None) if known else None
 
 
-def _has_length(value: Any) -> bool:
+def has_length(value: Any) -> bool:
     return isinstance(value, list) or (isinstance(value, Tensor) and value.dim() > 0)

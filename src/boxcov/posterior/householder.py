@@ -45,15 +45,11 @@ class PackedFactor:
         n, r = self.size, self.rank
         G, dtype = len(self.values), self.values.dtype
         v = torch.zeros(G, n, n, dtype=torch.float64, device=self.values.device)
-        if r:
-            counts = torch.tensor(_counts(n, r)[r - self.scale.shape[1] :], device=v.device).long()
-            rounded = self.rounded * self.scale.double().repeat_interleave(counts, 1)
-            numbers = torch.cat([self.exact.double(), rounded], 1)
-            v[:, :r][:, _stored_mask(n, r, v.device)] = numbers
-            tau = 2 / (1 + v[:, :r].square().sum(2))
-            v = torch.linalg.householder_product(v.transpose(1, 2), tau)
-        else:
-            v = torch.eye(n, dtype=torch.float64, device=v.device).expand(G, n, n)
+        counts = torch.tensor(_counts(n, r)[r - self.scale.shape[1] :], device=v.device).long()
+        rounded = self.rounded * self.scale.double().repeat_interleave(counts, 1)
+        v[:, :r][:, _stored_mask(n, r, v.device)] = torch.cat([self.exact.double(), rounded], 1)
+        tau = 2 / (1 + v[:, :r].square().sum(2))
+        v = torch.linalg.householder_product(v.transpose(1, 2), tau)
         values = torch.cat([self.values, self.rest.unsqueeze(1).expand(G, n - r)], 1)
         values, order = values.sort(dim=1, stable=True)
         vectors = v.gather(2, order.unsqueeze(1).expand(G, n, n))
@@ -64,10 +60,8 @@ def pack(vectors: Tensor, values: Tensor, rest: Tensor, exact: int) -> PackedFac
     """Pack orthonormal columns (G, n, r); the first ``exact`` reflections are not rounded."""
     n, r = vectors.shape[1:]
     dtype = values.dtype
-    numbers = vectors.new_zeros(len(vectors), 0)
-    if r:
-        reflections = torch.geqrf(vectors.double())[0].transpose(1, 2)
-        numbers = reflections[:, _stored_mask(n, r, vectors.device)]
+    reflections = torch.geqrf(vectors.double())[0].transpose(1, 2)
+    numbers = reflections[:, _stored_mask(n, r, vectors.device)]
     counts = _counts(n, r)
     first = sum(counts[:exact])
     numbers, kept = numbers[:, first:], numbers[:, :first]

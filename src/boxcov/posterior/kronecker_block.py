@@ -35,7 +35,8 @@ CACHE = 4 * 2**20  # on a CPU, so that they stay in its cache: 1.6 times faster 
 def check_precisions(n_data: float, tau: float, name: str) -> None:
     """Raise unless float32 holds the variances that follow from n_data and the prior precision."""
     for what, value in (("prior_precision", tau), ("n_data", n_data)):
-        if not isinstance(value, Real | Tensor):
+        is_tensor = isinstance(value, Tensor) and value.numel() == 1
+        if isinstance(value, bool) or not (is_tensor or isinstance(value, Real)):
             raise BoxcovError(f"{what} must be a number, got {value!r}")
     if not 1 / MAX_PRECISION <= tau <= MAX_PRECISION:
         raise BoxcovError(

@@ -76,14 +76,16 @@ class Posterior:
     error: float = 0.0  # bound of the relative change of every variance by compress()
 
     def __post_init__(self) -> None:
-        taus = self.prior_precision if isinstance(self.prior_precision, Mapping) else self.blocks
+        taus = self.prior_precision
+        if not isinstance(taus, Mapping):
+            taus = dict.fromkeys(self.blocks, taus)
         if missing := [name for name in self.blocks if name not in taus]:
             raise BoxcovError(
                 f"prior_precision has no value for {join_names(missing)}: "
                 "give one per layer, or one number for all"
             )
         for name in self.blocks:
-            check_precisions(self.n_data, self.tau(name), name)
+            check_precisions(self.n_data, taus[name], name)
         if self.form == "paper":
             self._check_paper()
 
