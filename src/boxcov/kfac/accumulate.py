@@ -126,16 +126,13 @@ class Accumulator:
         self.loss += terms.loss
 
     def _forward(self, inputs: Any, keep_inputs: bool) -> tuple[_ForwardPass, Any]:
-        """Return the recorded calls and the raw outputs.
-
-        If the detector writes to a layer's input in place, layers are no longer batched.
-        """
+        """Return the recorded calls and the raw outputs."""
         forward = _ForwardPass(InputFactors(self.batch_layers), keep_inputs)
         with self._record(forward):
             raw = self.losses.raw(inputs)
         if forward.inputs.finish():
             return forward, raw
-        self.batch_layers = False
+        self.batch_layers = False  # the detector writes to a layer's input in place
         return self._forward(inputs, keep_inputs)
 
     def _record(self, forward: _ForwardPass) -> LayerCallMode:
@@ -215,10 +212,7 @@ class Accumulator:
     def _check_gradients(
         self, reached: Sequence[tuple[_Call, Tensor]], grads: Mapping[str, Tensor | None]
     ) -> None:
-        """Raise if the recorded calls do not explain the whole gradient of each weight.
-
-        The rest comes from a use of the weight that is not a matrix product.
-        """
+        """Raise if a weight has a gradient from a use that is not a matrix product."""
         weight_grads = {
             name: torch.zeros_like(self.parameters[name]) if d is None else d
             for name, d in grads.items()
@@ -271,14 +265,12 @@ def _finite_loss(terms: list[_NamedTerm], losses: Tensor, number: int) -> float:
 
 def _unsupported_message(detector: nn.Module, lost: list[str], shared: list[str]) -> str:
     owners = {name: detector.get_submodule(name.rpartition(".")[0]) for name in lost}
+    idle = [name for name, owner in owners.items() if isinstance(owner, LAYERS)]
+    other = [name for name in lost if name not in idle]
     reasons = {
-        "not, or not only, the weight or bias of a linear layer or convolution": [
-            name for name, owner in owners.items() if not isinstance(owner, LAYERS)
-        ],
+        "not, or not only, the weight or bias of a linear layer or convolution": other,
         "the bias of several layers": shared,
-        "a layer that does not run in forward(), or not with this weight alone": [
-            name for name, owner in owners.items() if isinstance(owner, LAYERS)
-        ],
+        "a layer that does not run in forward(), or not with this weight alone": idle,
     }
     named = [f"{join_names(names)} ({reason})" for reason, names in reasons.items() if names]
     return (

@@ -4,10 +4,7 @@
     H = mean over frames of the sum over locations of d d^T    (n_out, n_out)
 
 Only Q is divided by the number of locations T ("expand" scaling): dividing both would lose a
-factor T.
-
-    term of Q: sum over locations of a a^T    (G, n_in, n_in)
-    term of H: sum over locations of d d^T    (G, n_out, n_out)
+factor T. A term is the sum over the locations of one call.
 
 A detector's head has dozens of layers of few shapes, and a GPU needs less time for one of their
 products than for its launch. So inputs of equal shape are collected until the pass is over and

@@ -111,10 +111,7 @@ class FrameLosses:
         return self.detector(fresh(inputs))
 
     def compute(self, raw: Any, inputs: Any, targets: Any, number: int) -> Tensor:
-        """Return the checked loss of each frame (B,) of item ``number``.
-
-        ``targets`` are copied, because loss() may change them.
-        """
+        """Return the checked loss of each frame (B,); loss() gets a copy of ``targets``."""
         most = most_frames(inputs, targets)
         if self.sample_seed is not None:
             targets = self._sample_targets(raw, self.sample_seed, number)

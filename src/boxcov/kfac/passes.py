@@ -153,8 +153,7 @@ class Pass:
     ) -> None:
         """Add all items; saves the sums at an interval, on an error and at the end.
 
-        progress: called with the number of items done, in an earlier pass too, and ``total``.
-        earlier: the pass before, whose skipped items are left out.
+        earlier: the pass before, whose skipped items are left out, and whose items count as done.
         """
         done, left_out = (0, []) if earlier is None else (earlier.next_item, earlier.skipped)
         with self.items.world.label_errors():
@@ -178,10 +177,7 @@ class Pass:
         return int(added), int(skipped)
 
     def _remaining(self) -> Iterator[tuple[int, Any]]:
-        """Return the items still to be processed.
-
-        The last item of a resumed run is read again, to check that the data are the same.
-        """
+        """Return the items still to be processed, of the data of the run that is resumed."""
         remaining = self.items.starting_at(max(self.next_item - 1, 0))
         if self.checkpoint is not None and self.next_item:
             item = next(remaining, (None, None))[1]

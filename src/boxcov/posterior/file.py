@@ -18,7 +18,7 @@ from boxcov._torch.modules import check_fingerprint
 from boxcov.detector import Detector, check_configuration, own_configuration
 from boxcov.error_model.model_file import error_model_text, read_error_model
 from boxcov.errors import BoxcovError, BoxcovWarning, join_names
-from boxcov.posterior.householder import TENSORS, PackedFactor, check_packed
+from boxcov.posterior.compress import TENSORS, PackedFactor, check_packed
 from boxcov.posterior.kronecker_block import (
     MAX_PRECISION,
     Eigendecomposition,
@@ -108,11 +108,7 @@ def _format(posterior: Posterior) -> int:
 
 
 def load(path: str | Path, detector: Detector) -> Posterior:
-    """Load a posterior for ``detector``; raise if its weights or its configuration differ.
-
-    ``path`` may be "small": the posterior of ``centerpoint.load("small")`` with its error model,
-    which is part of the package.
-    """
+    """Load a posterior for ``detector``; raise if its weights or its configuration differ."""
     path = SHIPPED if str(path) == "small" else path
     with open_tensors(path, "a boxcov posterior", _KEY) as (about, file):
         if about["format"] not in (FORMAT, CORRECTED, PACKED):
@@ -121,7 +117,6 @@ def load(path: str | Path, detector: Detector) -> Posterior:
                 f"this version reads up to {PACKED}: update boxcov"
             )
         _check_header(about, detector, str(path))
-        _warn_of_parts_left_out(about, path)
         # clones are aligned like new tensors: the alignment decides how products round
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         shapes = {
@@ -141,7 +136,7 @@ def named_detector(path: str | Path) -> str:
 
 
 def _check_header(about: Mapping[str, Any], detector: Detector, path: str) -> None:
-    """Raise if the header of a file belongs to another detector; warn if it does not say."""
+    """Raise if a file belongs to another detector; warn of what it lacks and what is left out."""
     check_fingerprint(about["weights_sha256"], detector, path)
     if "configuration" in about:
         saved = conform(about["configuration"], dict[str, str], "configuration")
@@ -153,20 +148,15 @@ def _check_header(about: Mapping[str, Any], detector: Detector, path: str) -> No
             "save the posterior again"
         )
         warn(message, BoxcovWarning, stacklevel=4)
-
-
-def _warn_of_parts_left_out(about: Mapping[str, Any], path: str | Path) -> None:
-    """Warn if boxcov 0.1 wrote something that this version does not use."""
-    parts = []
+    left_out = []  # of boxcov 0.1
     if about.get("calibration") is not None:
-        parts.append("its calibration (run `boxcov calibrate` again)")
+        left_out.append("its calibration (run `boxcov calibrate` again)")
     full = [str(entry["weight"]) for entry in about["blocks"] if "full" in entry]
-    if full:
-        layers = join_names([name.removesuffix(".weight") for name in full])
-        parts.append(f"the full Fisher of {layers} (Q (x) H is used there)")
-    if parts:
-        message = f"{path}: boxcov 0.1 wrote it, and this version leaves out {' and '.join(parts)}"
-        warn(message, BoxcovWarning, stacklevel=4)
+    if layers := join_names([name.removesuffix(".weight") for name in full]):
+        left_out.append(f"the full Fisher of {layers} (Q (x) H is used there)")
+    if left_out:
+        message = f"{path}: boxcov 0.1 wrote it, and this version leaves out "
+        warn(message + " and ".join(left_out), BoxcovWarning, stacklevel=4)
 
 
 def _under(start: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -24,14 +24,14 @@ from boxcov._torch.modules import check_fingerprint
 from boxcov.detector import Detector, check_configuration
 from boxcov.error_model.model import ErrorModel, describe_error_model
 from boxcov.errors import BoxcovError, check_whole, counted, join_names
-from boxcov.posterior.kronecker_block import Eigendecomposition, KroneckerBlock, check_precisions
+from boxcov.posterior.kronecker_block import KroneckerBlock, check_precisions, maximize_evidence
 
 if TYPE_CHECKING:
     from boxcov.posterior.file import Storage
 
 FisherKind = Literal["empirical", "mc", "identity"]
 Form = Literal["eigen", "paper"]
-EVIDENCE_LAYERS = "evidence_layers"  # in the meta data of an automatic prior, see prior.py
+EVIDENCE_LAYERS = "evidence_layers"  # in the meta data of an automatic prior, see fit
 
 
 @dataclass(frozen=True, repr=False)
@@ -281,17 +281,28 @@ class Posterior:
         return replace(self, error_model=error_model)
 
     def to(self, device: torch.device | str) -> Posterior:
-        moved: dict[int, Eigendecomposition] = {}  # shared factors stay shared
-        blocks = {name: block.to(device, moved) for name, block in self.blocks.items()}
+        factors = {id(f): f for block in self.blocks.values() for f in (block.Q, block.H)}
+        moved = {key: factor.to(device) for key, factor in factors.items()}  # shared ones stay so
+        blocks = {}
+        for name, block in self.blocks.items():
+            values = block.ekfac_eigenvalues
+            values = None if values is None else values.to(device)
+            Q, H = moved[id(block.Q)], moved[id(block.H)]
+            blocks[name] = replace(block, Q=Q, H=H, ekfac_eigenvalues=values)
         return replace(self, blocks=blocks)
 
-    # the prior precision
-
     def optimize_prior_precision(self, *, per_layer: bool = False) -> Posterior:
-        """See ``boxcov.posterior.prior.optimize_prior_precision``."""
-        from boxcov.posterior.prior import optimize_prior_precision
+        """Return the posterior with the prior precision of the largest marginal likelihood.
 
-        return optimize_prior_precision(self, per_layer=per_layer)
+        It lies between 1e-8 and 1e8. For a detector the prior tends to be far wider than the
+        weights: see ``boxcov.kfac.fit.auto_prior_precision``.
+
+        per_layer: optimize one precision per layer.
+        """
+        if not per_layer:
+            return self.with_prior(maximize_evidence(list(self.blocks.values()), self.n_data))
+        blocks = self.blocks.items()
+        return self.with_prior({n: maximize_evidence([block], self.n_data) for n, block in blocks})
 
     # files
 
