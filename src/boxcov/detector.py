@@ -246,13 +246,7 @@ class Detector(nn.Module, ABC):
 
 
 def check_type(value: Any) -> None:
-    """Raise unless ``value`` is a ``Detector``.
-
-    >>> check_type(nn.Linear(1, 1))
-    Traceback (most recent call last):
-    ...
-    boxcov.errors.BoxcovError: expected a boxcov.Detector, got a Linear: boxcov.wrap makes one ...
-    """
+    """Raise unless ``value`` is a ``Detector``."""
     if not isinstance(value, Detector):
         raise BoxcovError(
             f"expected a boxcov.Detector, got a {type(value).__name__}: boxcov.wrap makes one of a "

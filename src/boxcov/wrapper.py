@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from types import MethodType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -138,10 +138,7 @@ def wrap(
 
 
 class Wrapped(Detector):
-    """A detector made by ``wrap``, without the methods that call a function of the user's.
-
-    The model is ``detector.model``.
-    """
+    """A detector made by ``wrap``, without the methods that call a function of the user's."""
 
     _own_configuration: Mapping[str, str]
 
@@ -155,10 +152,7 @@ class Wrapped(Detector):
         return self.model(inputs)
 
     def signals(self, raw: Any, selection: Selection) -> dict[str, Tensor]:
-        """Return the score logit if it is known.
-
-        The error model adds what every detector has: score, size, range and neighbours.
-        """
+        """Return the score logit if it is known."""
         logit = self.logits(raw, selection)
         return {} if logit is None else {"logit": at_least_float32(logit)}
 
@@ -250,8 +244,8 @@ def _part_names(model: nn.Module, parts: Mapping[str, Part]) -> dict[str, tuple[
     found = {}
     for part, value in parts.items():
         is_one = isinstance(value, (str, nn.Module)) or not isinstance(value, Sequence)
-        own = []
-        for entry in (value,) if is_one else value:
+        own, entries = [], cast(Any, [value] if is_one else value)
+        for entry in entries:
             name = names.get(id(entry), entry)
             if isinstance(name, str) and name not in modules:
                 name = name.removeprefix("model.")  # as the detector names it

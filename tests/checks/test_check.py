@@ -365,3 +365,12 @@ def test_wrong_arguments_are_refused(frame: Any) -> None:
         BoxcovError, match=r"frame must be a pair \(inputs, targets\), got a Tensor"
     ):
         check(Base(), frame[0])
+
+
+def test_frame_numbers_of_no_box_are_integers_too(frame: Any) -> None:
+    class NoBox(Base):
+        def select(self, raw: Any) -> Any:
+            none = torch.zeros(0)
+            return Selection(none, none, none.long(), ())
+
+    assert "selection.frame is torch.float32" in check(NoBox(), frame)["select"].seen

@@ -75,10 +75,8 @@ def _signals_problem(found: Any, m: int) -> str:
 
 
 def _batch_of_two(subject: Subject, mate: Any) -> tuple[Any, Selection, Tensor]:
-    """Return raw outputs and selection of a batch of two, and which boxes are the first's.
-
-    mate: the second frame's inputs if the user gave no other frame.
-    """
+    """Return raw outputs and selection of a batch of two, and which boxes are the first's."""
+    # mate: the second frame's inputs if the user gave no other frame
     frames = most_frames(subject.inputs, subject.targets)
     if frames is None:
         raise NotChecked("the number of frames cannot be read off these inputs")

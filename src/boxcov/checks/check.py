@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from warnings import catch_warnings, simplefilter
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from boxcov._torch.modules import move
 from boxcov.checks import batches, contract, derivatives, layers, losses, selections
-from boxcov.checks.report import Finding, Report
+from boxcov.checks.report import DepthCost, Finding, Report
 from boxcov.checks.subject import NotChecked, Subject, bad, keep_state, one_line
 from boxcov.detector import Detector, check_type
 from boxcov.errors import BoxcovError, counted
@@ -91,8 +92,12 @@ def check(
             findings.append(_finding(name, run, subject))
             if progress is not None:
                 progress(len(findings), len(CHECKS))
-        milliseconds = _or_none(lambda: layers.milliseconds_per_pass(subject))
-        depths = _or_none(lambda: layers.depths(subject)) or ()
+        milliseconds: float | None = None
+        depths: tuple[DepthCost, ...] = ()
+        with suppress(Exception):
+            milliseconds = layers.milliseconds_per_pass(subject)
+        with suppress(Exception):
+            depths = layers.depths(subject)
     boxes = "no boxes" if subject.boxes is None else counted(len(subject.boxes), "box")
     about = f"{boxes} in the checked frame, on {subject.device}"
     found = tuple(findings), tuple(subject.layers), depths, milliseconds
@@ -109,13 +114,6 @@ def _finding(name: str, run: Callable[[Subject], Finding], subject: Subject) -> 
     except Exception as error:  # an adapter may raise anything, and that is a finding
         found = bad(one_line(error), "make it run on this frame")
     return replace(found, name=name)
-
-
-def _or_none(make: Callable[[], Any]) -> Any:
-    try:
-        return make()
-    except Exception:
-        return None
 
 
 def _pair(frame: Any, argument: str) -> tuple[Any, Any]:

@@ -118,7 +118,7 @@ def forward(subject: Subject) -> Finding:
 
 def inputs_unchanged(subject: Subject) -> Finding:
     """``forward()`` leaves its inputs unchanged."""
-    given, copy = subject.second_pass().inputs, fresh(subject.inputs)
+    given, copy = subject.second.inputs, fresh(subject.inputs)
     if tree_structure(given) != tree_structure(copy) or not same_bits(given, copy):
         todo = "work on copies: add_, x /= s and writing into a dict change the caller's data"
         return bad("forward() changes its inputs", todo)
@@ -127,7 +127,7 @@ def inputs_unchanged(subject: Subject) -> Finding:
 
 def repeatable(subject: Subject) -> Finding:
     """Two passes give the same bits."""
-    first, again = subject.needed_raw(), subject.second_pass().raw
+    first, again = subject.needed_raw(), subject.second.raw
     if not same_bits(first, again):
         todo = "is dropout active in eval mode (F.dropout without training=self.training), "
         todo += "or does forward() count its calls?"
@@ -138,7 +138,7 @@ def repeatable(subject: Subject) -> Finding:
 
 def state(subject: Subject) -> Finding:
     """``forward()`` leaves parameters and buffers unchanged."""
-    if changed := subject.second_pass().changed:
+    if changed := subject.second.changed:
         seen = f"forward() changes {join_names(changed, 4)} in eval mode"
         return bad(seen, "do not write to buffers or weights in eval mode")
     return good("parameters and buffers are unchanged")
@@ -205,14 +205,13 @@ def _selection_problem(found: Any, frames: int | None) -> str:
             return f"selection.{name} is {form_of(value)}, expected ({len(found)},)"
     if not bool(found.scores.isfinite().all()):
         return f"{int((~found.scores.isfinite()).sum())} scores are not finite"
-    if found.frame.is_floating_point() or (len(found) and int(found.frame.min()) < 0):
-        return (
-            f"selection.frame is {found.frame.dtype} with minimum {found.frame.min().item()}, "
-            "expected integers from 0"
-        )
-    if frames is not None and len(found) and int(found.frame.max()) >= frames:
-        batch = counted(frames, "frame")
-        return f"selection.frame goes to {int(found.frame.max())}, but the batch has {batch}"
+    if found.frame.is_floating_point():
+        return f"selection.frame is {found.frame.dtype}, expected integers"
+    low, high = (int(found.frame.min()), int(found.frame.max())) if len(found) else (0, 0)
+    if low < 0:
+        return f"selection.frame goes down to {low}, expected integers from 0"
+    if frames is not None and high >= frames:
+        return f"selection.frame goes to {high}, but the batch has {counted(frames, 'frame')}"
     return ""
 
 

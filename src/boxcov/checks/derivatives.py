@@ -218,10 +218,8 @@ def _doubled(subject: Subject) -> Any:
 def _slope(
     detector: Detector, raw: Any, directions: list[Tensor], subject: Subject
 ) -> Tensor | None:
-    """Derivative (m, D) of the boxes along the directions, by double backward; None without one.
-
-    decode() need not support forward mode.
-    """
+    """Derivative (m, D) of the boxes along the directions; None without one."""
+    # by double backward: decode() need not support forward mode
     leaves = _leaves(raw)
     boxes = detector.decode(leaves, subject.needed_selection())
     if not boxes.requires_grad:

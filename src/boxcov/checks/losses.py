@@ -108,11 +108,11 @@ def no_objects(subject: Subject) -> Finding:
 
 def labels(subject: Subject) -> Finding:
     """``loss()`` counts the classes as ``select()`` does."""
-    targets, boxes, chosen = _object_targets(subject), subject.needed_boxes(), subject.selection
-    classes, detector = len(subject.original.classes), subject.shadow()
+    targets, boxes = _object_targets(subject), subject.needed_boxes()
+    chosen, detector = subject.needed_selection(), subject.shadow()
+    classes = len(subject.original.classes)
     if classes < 2 or any(target["boxes"].shape[1:] != boxes.shape[1:] for target in targets):
         raise NotChecked("needs two classes, and targets with the box fields of decode()")
-    assert chosen is not None  # its boxes were decoded
     losses = []
     for shift in (0, 1, -1):
         own = []
@@ -180,16 +180,14 @@ def _is_same(a: Any, b: Any) -> bool:
 def _object_targets(subject: Subject) -> list[dict[str, Any]]:
     """The targets, if they are a list of dicts with boxes (n, E) and labels (n,) of n objects."""
     subject.needed_loss()
-    targets = subject.targets
-    if not isinstance(targets, (list, tuple)) or not all(
-        isinstance(one, dict)
-        and all(isinstance(one.get(name), Tensor) for name in _OBJECT)
-        and one["boxes"].dim() == 2
-        and len(one["boxes"]) == len(one["labels"]) > 0
-        for one in targets
-    ):
-        raise NotChecked("needs targets that are dicts with the boxes and labels of objects")
-    return list(targets)
+    targets: list[Any] = [None]
+    if isinstance(subject.targets, (list, tuple)):
+        targets = list(subject.targets)
+    for one in targets:
+        counts = [_count(one.get(name)) for name in _OBJECT] if isinstance(one, dict) else [0]
+        if min(counts) < 1 or len(set(counts)) > 1 or one["boxes"].dim() != 2:
+            raise NotChecked("needs targets that are dicts with the boxes and labels of objects")
+    return targets
 
 
 def _take(target: dict[str, Any], rows: Tensor, names: Collection[str]) -> dict[str, Any]:
@@ -215,10 +213,7 @@ def _frame(subject: Subject) -> tuple[Any, Any]:
 
 
 def _mates(subject: Subject) -> list[tuple[tuple[Any, Any], str]]:
-    """Return other frames for a batch: a copy, and the given or a perturbed one.
-
-    The latter also with fewer targets.
-    """
+    """Other frames for a batch: a copy, and another one, also with fewer targets."""
     inputs, targets = subject.other or (perturb(subject.inputs), subject.targets)
     what = "a perturbed copy" if subject.other is None else "another frame"
     copy, fewer = (_frame(subject), "a copy of itself"), _fewer(targets)

@@ -102,8 +102,14 @@ def observe(detector: CenterPoint, frames: Sequence[Any]) -> list[Finding]:
     usual = table.to(labels.device)[labels]  # mean w, l, h of each box's class; NaN if unknown
     known = usual.isfinite().all(1)
     off = (boxes[known, 3:6] / usual[known].to(boxes)).log().abs()  # (n, 3)
+    highest = float(scores.max()) if len(scores) else 0.0
     looks = [
-        _scores(scores, len(frames)),
+        Finding(
+            "boxes: scores",
+            highest >= 0.3,
+            f"{len(scores) / len(frames):.0f} boxes per frame, highest score {highest:.2f}",
+            "almost no box has a score: does the configuration (grid, sweeps, intensity) fit?",
+        ),
         _most(
             "boxes: on points",
             torch.cat(holds)[order],
@@ -122,17 +128,6 @@ def observe(detector: CenterPoint, frames: Sequence[Any]) -> list[Finding]:
         _grid(detector, frames),
     ]
     return [look if look.passed is False else replace(look, todo="") for look in looks]
-
-
-def _scores(scores: Tensor, frames: int) -> Finding:
-    highest = float(scores.max()) if len(scores) else 0.0
-    return Finding(
-        "boxes: scores",
-        highest >= 0.3,
-        f"{len(scores) / frames:.0f} boxes per frame, highest score {highest:.2f}",
-        "almost no box has a score: does the configuration (grid, sweeps, intensity) fit the "
-        "checkpoint?",
-    )
 
 
 def _most(name: str, mask: Tensor, seen: str, todo: str) -> Finding:

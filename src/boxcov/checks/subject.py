@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -41,8 +42,6 @@ class NotChecked(Exception):
 
 
 class Pass(NamedTuple):
-    """What a second pass through the network did."""
-
     raw: Any
     inputs: Any  # after the pass
     changed: list[str]  # parameters and buffers that it has written to
@@ -59,7 +58,6 @@ class Subject:
     reference: Tensor | None
     device: torch.device
     raw: Any = None
-    second: Pass | None = None
     selection: Selection | None = None
     boxes: Tensor | None = None
     repeatable: bool = False
@@ -77,16 +75,16 @@ class Subject:
         """The layers that a posterior can hold."""
         return [row for row in self.layers if not row.reason]
 
-    def second_pass(self) -> Pass:
-        """Run the network once more, the first time that this is called; restore its state."""
+    @cached_property
+    def second(self) -> Pass:
+        """What a second pass through the network does; its state is restored."""
         self.needed_raw()
-        if self.second is None:
-            before, inputs = Snapshot(self.original), fresh(self.inputs)
-            with torch.no_grad():
-                raw = self.shadow()(inputs)
-            self.second = Pass(raw, inputs, before.changed())
-            before.restore()
-        return self.second
+        before, inputs = Snapshot(self.original), fresh(self.inputs)
+        with torch.no_grad():
+            raw = self.shadow()(inputs)
+        second = Pass(raw, inputs, before.changed())
+        before.restore()
+        return second
 
     def moving_floats(self) -> list[bool]:
         """Which floats of the raw outputs depend on the weights; all of them if that is unknown."""
