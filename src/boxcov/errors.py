@@ -122,14 +122,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def import_package(name: str) -> Any:
-    """Import a package, or a module of one, that only some functions need.
-
-    The advice of the error names the package, not an extra of boxcov: it works in a checkout, with
-    a wheel and anywhere else.
-    """
+    """Import a package, or a module of one, that only some functions need."""
     try:
         return import_module(name)
     except ImportError:
-        package = name.split(".")[0]
+        package = name.split(".")[0]  # no extra of boxcov: pip installs it anywhere
         advice = f"pip install {_PIP_NAMES.get(package, package)}"
         raise BoxcovError(f"{package} is not installed: {advice}") from None

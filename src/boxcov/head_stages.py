@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from boxcov._torch.layers import parse
 from boxcov.errors import BoxcovError
 
 if TYPE_CHECKING:
@@ -47,17 +49,10 @@ class Stage:
     def fits(self) -> bool:
         """Return whether all layers have the same odd kernel, stride 1, one group, zero padding."""
         k = self.layers[0][0].kernel_size[0]
-        return all(
-            layer.kernel_size == (k, k)
-            and k % 2
-            and layer.stride == (1, 1)
-            and layer.dilation == (1, 1)
-            and layer.groups == 1
-            and layer.padding == (k // 2, k // 2)
-            and layer.padding_mode == "zeros"
-            for row in self.layers
-            for layer in row
-        )
+        names = ("kernel_size", "stride", "dilation", "groups", "padding", "padding_mode")
+        needed = (k, k), (1, 1), (1, 1), 1, (k // 2, k // 2), "zeros"
+        layers = [layer for row in self.layers for layer in row]
+        return k % 2 == 1 and all(attrgetter(*names)(layer) == needed for layer in layers)
 
 
 @dataclass(frozen=True)
@@ -86,9 +81,11 @@ class HeadStages:
     @property
     def radius(self) -> int:
         """Number of cells that a box sees to each side of its own."""
-        ends = (self.branches, () if self.logit is None else self.logit.stages)
-        stem = sum(stage.reach for stage in self.stem)
-        return stem + max(sum(stage.reach for stage in chain) for chain in ends)
+        logit = () if self.logit is None else self.logit.stages
+        stem, *ends = (
+            sum(stage.reach for stage in chain) for chain in (self.stem, self.branches, logit)
+        )
+        return stem + max(ends)
 
 
 def crop(
@@ -143,33 +140,19 @@ class _UnpaddedConvolutions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        return self._conv2d(*args, **kwargs) if func is torch.conv2d else func(*args, **kwargs)
-
-    def _conv2d(
-        self,
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
-        groups: int = 1,
-    ) -> Tensor:
-        kernel, dilations = weight.shape[2:], _pair(dilation)
-        same = tuple(d * (k - 1) // 2 for d, k in zip(dilations, kernel))
-        kept = padding == "same" or (not isinstance(padding, str) and _pair(padding) == same)
-        if not kept or _pair(stride) != (1, 1) or any(k % 2 == 0 for k in kernel):
+        call = parse(func, args, kwargs) if func is torch.conv2d else None
+        if call is None:
+            return func(*args, **kwargs)
+        form = call.geometry
+        same = tuple((reach // 2, reach // 2) for reach in form.reach)
+        if form.padding != same or form.stride != (1, 1) or any(k % 2 == 0 for k in form.kernel):
             raise BoxcovError(
                 "a convolution on crops must keep the size of the map: an odd kernel, stride 1 and "
-                f"zero padding, got kernel {tuple(kernel)}, stride {stride}, padding {padding}, "
-                f"dilation {dilation}"
+                f"zero padding, got kernel {form.kernel}, stride {form.stride}, padding "
+                f"{form.padding}, dilation {form.dilation}"
             )
-        masked = input * _centre(self.inside, input)
-        return torch.conv2d(masked, weight, bias, dilation=dilation, groups=groups)
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (value[0], value[-1])
+        x = call.x * _centre(self.inside, call.x)
+        return torch.conv2d(x, call.weight, call.bias, dilation=form.dilation, groups=form.groups)
 
 
 def _centre(inside: Tensor, like: Tensor) -> Tensor:
@@ -186,23 +169,20 @@ def stage_instances(stages: HeadStages, with_logit: bool = False) -> list[Instan
     """
     if with_logit and stages.logit is None:
         return None
-    logit = stages.logit.stages if with_logit and stages.logit is not None else ()
-    if not all(stage.fits() for stage in (*stages.stem, *stages.branches, *logit)):
+    logit = stages.logit if with_logit else None
+    chains = (*stages.stem, *stages.branches, *(() if logit is None else logit.stages))
+    if not all(stage.fits() for stage in chains):
         return None
     kinds = len(stages.branches[0].layers)
     everything = torch.arange(len(stages.kind), device=stages.kind.device)
-    return [
-        _group(
-            stages,
-            everything if kinds == 1 else (stages.kind == kind).nonzero()[:, 0],
-            kind,
-            with_logit,
-        )
-        for kind in range(kinds)
-    ]
+    if kinds == 1:
+        return [_group(stages, everything, 0, logit)]
+    return [_group(stages, everything[stages.kind == k], k, logit) for k in range(kinds)]
 
 
-def _group(stages: HeadStages, index: Tensor, kind: int, with_logit: bool) -> InstanceGroup:
+def _group(
+    stages: HeadStages, index: Tensor, kind: int, logit: LogitBranch | None
+) -> InstanceGroup:
     frame, row, column = (t[index] for t in (stages.frame, stages.row, stages.column))
 
     def run() -> Tensor:
@@ -216,10 +196,10 @@ def _group(stages: HeadStages, index: Tensor, kind: int, with_logit: bool) -> In
         branches = range(len(stages.branches[0].layers[kind]))
         numbers = torch.cat([at_cell(stages.branches, branch) for branch in branches], 1)
         boxes = stages.decode(numbers, row, column)
-        if stages.logit is None or not with_logit:
+        if logit is None:
             return boxes
-        logits = at_cell(stages.logit.stages, 0)
-        return torch.cat([boxes, logits.gather(1, stages.logit.channel[index].unsqueeze(1))], 1)
+        of_class = logit.channel[index].unsqueeze(1)
+        return torch.cat([boxes, at_cell(logit.stages, 0).gather(1, of_class)], 1)
 
     return index, run
 

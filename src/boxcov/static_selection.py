@@ -149,20 +149,16 @@ def check_static_selection(detector: Detector, raw: Any, static: StaticSelection
     found = box_rows(boxes, own.scores, own.labels)[: int(static.count)]
     hint = tie_hint(own.scores[: len(found)])
     if len(found) != len(expected):
-        raise BoxcovError(
-            f"{name} reports {len(found)} boxes, and select() {len(expected)}: correct it{hint}"
-        )
+        counts = f"{len(found)} boxes, and select() {len(expected)}"
+        raise BoxcovError(f"{name} reports {counts}: correct it{hint}")
     # products would lose the digits that tell near boxes apart
     exact = "donot_use_mm_for_euclid_dist"
     if len(found):
         found = found[torch.cdist(expected, found, compute_mode=exact).argmin(1)]
     differs = _differs(found, expected)
     columns = {"boxes": differs[:, :-2], "scores": differs[:, -2], "labels": differs[:, -1]}
-    wrong = [what for what, column in columns.items() if bool(column.any())]
-    if wrong:
-        raise BoxcovError(
-            f"{name}: its {join_names(wrong)} are not those of select(): correct it{hint}"
-        )
+    if wrong := join_names([what for what, column in columns.items() if bool(column.any())]):
+        raise BoxcovError(f"{name}: its {wrong} are not those of select(): correct it{hint}")
     for kind, selection in enumerate(static.of_kind):
         rows = (static.kind == kind) & static.valid
         if bool(_differs(detector.decode(raw, selection)[rows], boxes[rows]).any()):

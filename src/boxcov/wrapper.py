@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from types import MethodType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -92,9 +92,11 @@ def wrap(
             f"wrap takes a torch.nn.Module, got a {type(model).__name__}: wrap the network in one"
         )
     needed: dict[str, Any] = {"select": select, "decode": decode, "loss": loss, "parts": parts}
-    adapter = None if any(v is not None for v in needed.values()) else _adapter(model)
-    if adapter is not None:
-        return adapter(model, classes=classes)
+    packages = {kind.__module__.partition(".")[0] for kind in type(model).__mro__}
+    library = packages & {"torchvision", "transformers", "ultralytics"}
+    if library and not any(value is not None for value in needed.values()):
+        adapter = import_module(f"boxcov.detectors.{library.pop()}")
+        return adapter.wrap(model, classes=classes)
     needed |= {"box_fields": box_fields, "classes": classes}
     missing = [f"{name}=" for name, value in needed.items() if value is None]
     if parts is None or box_fields is None or classes is None or missing:
@@ -122,14 +124,12 @@ def wrap(
         for name, f in given.items()
         if f is not None
     }
-    own |= {"box_fields": _names("box_fields", box_fields), "classes": _names("classes", classes)}
+    fields = _names("box_fields", box_fields)
+    own |= {"box_fields": fields, "classes": _names("classes", classes)}
     if periods is not None:
-        unknown = sorted(set(periods) - set(own["box_fields"]))
-        if unknown:
-            raise BoxcovError(
-                f"periods of {join_names(unknown)}, but the box fields are "
-                f"{', '.join(own['box_fields'])}"
-            )
+        if unknown := sorted(set(periods) - set(fields)):
+            known = ", ".join(fields)
+            raise BoxcovError(f"periods of {join_names(unknown)}, but the box fields are {known}")
         own["periods"] = dict(periods)
     own["_own_configuration"] = flatten_configuration(configuration or {})
     # A class of its own: boxcov asks the class which optional methods a detector has.
@@ -137,20 +137,8 @@ def wrap(
     return kind(model, _part_names(model, parts))
 
 
-def _adapter(model: nn.Module) -> Callable[..., Detector] | None:
-    """Return the adapter of the library that the model's class comes from, if there is one."""
-    packages = {kind.__module__.partition(".")[0] for kind in type(model).__mro__}
-    found = packages & {"torchvision", "transformers", "ultralytics"}
-    if not found:
-        return None
-    return import_module(f"boxcov.detectors.{found.pop()}").wrap
-
-
 class Wrapped(Detector):
-    """A detector made by ``wrap``, without the methods that call a function of the user's.
-
-    The model is ``detector.model``.
-    """
+    """A detector made by ``wrap``, without the methods that call a function of the user's."""
 
     _own_configuration: Mapping[str, str]
 
@@ -164,10 +152,7 @@ class Wrapped(Detector):
         return self.model(inputs)
 
     def signals(self, raw: Any, selection: Selection) -> dict[str, Tensor]:
-        """Return the score logit if it is known.
-
-        The error model adds what every detector has: score, size, range and neighbours.
-        """
+        """Return the score logit if it is known."""
         logit = self.logits(raw, selection)
         return {} if logit is None else {"logit": at_least_float32(logit)}
 
@@ -193,16 +178,12 @@ def _method(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def instances(self: Wrapped, raw: Any, selection: Selection, with_logit: bool = False) -> Any:
         return None if with_logit else function(self.model, raw, selection)
 
-    knows_logit = name != "instances" or _accepts(function, "with_logit")
-    return method if knows_logit else instances
-
-
-def _accepts(function: Callable[..., Any], argument: str) -> bool:
-    """Whether a function has an argument of that name."""
+    if name != "instances":
+        return method
     try:
-        return argument in inspect.signature(function).parameters
+        return method if "with_logit" in inspect.signature(function).parameters else instances
     except ValueError:  # a builtin does not list its arguments
-        return False
+        return instances
 
 
 def _check_function(name: str, function: Any, model: nn.Module) -> Callable[..., Any]:
@@ -214,9 +195,8 @@ def _check_function(name: str, function: Any, model: nn.Module) -> Callable[...,
         raise BoxcovError(f"{name} must be a function {expected}, got a {type(function).__name__}")
     if isinstance(function, MethodType) and function.__self__ is model:
         function = function.__func__  # the model is passed explicitly
-    if isinstance(function, (MethodType, nn.Module)) and isinstance(
-        getattr(function, "__self__", function), nn.Module
-    ):
+    owner = function.__self__ if isinstance(function, MethodType) else function
+    if isinstance(owner, nn.Module):
         raise BoxcovError(
             f"{name} is bound to another module, but boxcov works on a shadow of the model: "
             f"write a function {expected} that reaches the module through the model"
@@ -227,24 +207,16 @@ def _check_function(name: str, function: Any, model: nn.Module) -> Callable[...,
         raise BoxcovError(f"{name} must be a function {expected}: {error}") from None
     except ValueError:
         pass  # a builtin without a signature
-    around = _modules_around(function, model)
-    if around:
-        raise BoxcovError(
-            f"{name} reads {join_names(around)} from an enclosing scope, but boxcov works on a "
-            f"shadow of the model: use the model that is passed in, {expected}"
-        )
+    if inspect.isfunction(function):
+        inside = {id(module) for module in model.modules()}
+        read = inspect.getclosurevars(function)
+        around = {**read.globals, **read.nonlocals}
+        if names := sorted(key for key, value in around.items() if id(value) in inside):
+            raise BoxcovError(
+                f"{name} reads {join_names(names)} from an enclosing scope, but boxcov works on a "
+                f"shadow of the model: use the model that is passed in, {expected}"
+            )
     return function
-
-
-def _modules_around(function: Any, model: nn.Module) -> list[str]:
-    """Variables of enclosing scopes through which a function reaches the model's modules."""
-    if not inspect.isfunction(function):
-        return []
-    inside = {id(module) for module in model.modules()}
-    seen = inspect.getclosurevars(function)
-    return sorted(
-        name for name, value in {**seen.globals, **seen.nonlocals}.items() if id(value) in inside
-    )
 
 
 def _names(argument: str, names: Sequence[str]) -> tuple[str, ...]:
@@ -254,11 +226,8 @@ def _names(argument: str, names: Sequence[str]) -> tuple[str, ...]:
             f"write {argument}={tuple(names.split())!r}"
         )
     names = tuple(names)
-    if (
-        not names
-        or not all(isinstance(name, str) for name in names)
-        or len(set(names)) < len(names)
-    ):
+    are_texts = all(isinstance(name, str) for name in names)
+    if not names or not are_texts or len(set(names)) < len(names):
         raise BoxcovError(f"{argument} must be distinct names, at least one, got {names!r}")
     return names
 
@@ -270,25 +239,18 @@ def _part_names(model: nn.Module, parts: Mapping[str, Part]) -> dict[str, tuple[
             f"parts must name the modules of the head, the neck, the backbone: "
             f"parts={{'head': ...}}, got {parts!r}"
         )
-    known = {id(module): name for name, module in reversed(list(model.named_modules()))}
+    modules = dict(model.named_modules(remove_duplicate=False))
+    names = {id(module): name for name, module in model.named_modules()}
     found = {}
     for part, value in parts.items():
-        each = (
-            value
-            if isinstance(value, Sequence) and not isinstance(value, (str, nn.Module))
-            else (value,)
-        )
-        found[part] = tuple(_part_name(model, part, entry, known) for entry in each)
+        is_one = isinstance(value, (str, nn.Module)) or not isinstance(value, Sequence)
+        own, entries = [], cast(Any, [value] if is_one else value)
+        for entry in entries:
+            name = names.get(id(entry), entry)
+            if isinstance(name, str) and name not in modules:
+                name = name.removeprefix("model.")  # as the detector names it
+            if not isinstance(name, str) or name not in modules:
+                raise no_module_error(model, part, name)
+            own.append(name)
+        found[part] = tuple(own)
     return found
-
-
-def _part_name(model: nn.Module, part: str, entry: Any, known: Mapping[int, str]) -> str:
-    if id(entry) in known:
-        return known[id(entry)]
-    if not isinstance(entry, str):
-        raise no_module_error(model, part, entry)
-    modules = dict(model.named_modules(remove_duplicate=False))
-    name = entry if entry in modules else entry.removeprefix("model.")  # as the detector names it
-    if name not in modules:
-        raise no_module_error(model, part, name)
-    return name

@@ -341,25 +341,36 @@ def test_without_targets_the_loss_is_not_checked(frame: Any) -> None:
     )
 
 
-def test_frames_that_cannot_be_batched_are_reported(frame: Any) -> None:
+@pytest.mark.parametrize("reason", ["one frame at a time", ""])
+def test_frames_that_cannot_be_batched_are_reported(frame: Any, reason: str) -> None:
     class Whole(Base):
         def forward(self, inputs: Tensor) -> Any:
-            assert len(inputs) == 1, "one frame at a time"
+            if len(inputs) > 1:
+                raise RuntimeError(reason)
             return super().forward(inputs)
 
     report = check(Whole(), frame)
     assert report.ok
-    assert "AssertionError: one frame at a time" in report["loss: frames apart"].seen
+    assert f"RuntimeError: {reason}" in report["loss: frames apart"].seen
     assert report["boxes: in a batch"].passed is None
 
 
 def test_wrong_arguments_are_refused(frame: Any) -> None:
     with pytest.raises(
         BoxcovError,
-        match=r"check takes a boxcov.Detector, got a Linear: subclass it, or use boxcov.wrap",
+        match=r"expected a boxcov.Detector, got a Linear: boxcov.wrap makes one",
     ):
         check(nn.Linear(2, 2), frame)  # type: ignore[arg-type]
     with pytest.raises(
         BoxcovError, match=r"frame must be a pair \(inputs, targets\), got a Tensor"
     ):
         check(Base(), frame[0])
+
+
+def test_frame_numbers_of_no_box_are_integers_too(frame: Any) -> None:
+    class NoBox(Base):
+        def select(self, raw: Any) -> Any:
+            none = torch.zeros(0)
+            return Selection(none, none, none.long(), ())
+
+    assert "selection.frame is torch.float32" in check(NoBox(), frame)["select"].seen

@@ -114,7 +114,7 @@ def test_an_existing_checkpoint_is_not_overwritten(tmp_path) -> None:
 
 def test_resume_without_a_checkpoint_starts_a_fit(tmp_path) -> None:
     assert fit(TinyCenter(), FRAMES, checkpoint=Checkpoint(tmp_path / "c", resume=True)).frames == 7
-    with pytest.raises(BoxcovError, match="every_seconds must be a number of at least 0, got nan"):
+    with pytest.raises(BoxcovError, match="every_seconds must be at least 0, got nan"):
         Checkpoint(tmp_path / "c", every_seconds=float("nan"))
 
 

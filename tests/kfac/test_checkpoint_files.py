@@ -120,7 +120,7 @@ def test_partial_files_of_a_killed_run_are_removed(tmp_path) -> None:
         ),
         (
             lambda told, tensors: tensors.update({"0.Q": tensors["0.Q"].float()}),
-            "expected .* and F64",
+            "expected .*, F64",
         ),
         (
             lambda told, tensors: tensors.update({"0.H": torch.zeros(1, 2, 2).double()}),

@@ -104,6 +104,15 @@ def test_numbers_of_the_posterior_are_finite_numbers(
         fit(detector, [item()], **arguments)
 
 
+@pytest.mark.parametrize("tau", ["2", True, torch.ones(2)], ids=str)
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_a_prior_precision_that_no_file_holds_is_refused(
+    small: Posterior, tau: Any, per_layer: bool
+) -> None:
+    with pytest.raises(BoxcovError, match="prior_precision must be a number"):
+        small.with_prior(dict.fromkeys(small.blocks, tau) if per_layer else tau)
+
+
 @pytest.mark.parametrize(
     "rows",
     [np.int64(2), torch.tensor(2), np.array(2), torch.tensor(-2)],

@@ -202,3 +202,11 @@ def test_a_layer_that_the_loss_does_not_reach_is_named() -> None:
     assert set(
         fit(NetDetector(Unused()), [random_item()], options=FitOptions(exclude=["net.idle"])).blocks
     ) == {"net.used"}
+
+
+def test_integer_parameters_stay_constant() -> None:
+    """A quantized table, for example: torch computes no gradients with integers."""
+    detector = two_convolutions()
+    detector.net.register_parameter("steps", nn.Parameter(torch.arange(3), requires_grad=False))
+    posterior = fit(detector, [random_item()], depth="head")
+    assert set(posterior.blocks) == {"net.0", "net.2"}

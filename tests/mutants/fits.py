@@ -65,7 +65,7 @@ FITS = [
     Mutant(
         "drawn targets have a seed of each item",
         "kfac/losses.py",
-        "1_000_003 * self.sample_seed + number",
+        "1_000_003 * sample_seed + number",
         "torch.seed()",
         f"{CHECKPOINT}test_an_interrupted_fit_resumes_to_the_same_bytes[mc]",
     ),
@@ -86,8 +86,8 @@ FITS = [
     Mutant(
         "another fit is refused",
         KEEPER,
-        '_check_settings(header["settings"], settings)\n        counts',
-        "counts",
+        '_check_settings(header["settings"], settings)\n        for',
+        "for",
         f"{CHECKPOINT}test_other_weights_are_refused",
     ),
     Mutant(

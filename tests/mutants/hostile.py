@@ -46,8 +46,8 @@ HOSTILE = [
     ),
     Mutant(
         "sizes of a checkpoint",
-        "kfac/factors.py",
-        'if header.get_shape() != shape or header.get_dtype() != "F64":',
+        "kfac/checkpoint.py",
+        'if found != (shape, "F64"):',
         "if False:",
         f"{DISKS}test_a_damaged_checkpoint_is_refused_by_name",
     ),

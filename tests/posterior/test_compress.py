@@ -11,8 +11,7 @@ from safetensors.torch import save_file
 from boxcov import GLM, MCGLM, MCI, BoxcovError, ExactGLM, FitOptions, Posterior, fit
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.error_model.model_file import error_model_text
-from boxcov.posterior.compress import difference
-from boxcov.posterior.householder import pack
+from boxcov.posterior.compress import difference, pack
 from boxcov.posterior.kronecker_block import Eigendecomposition
 from helpers.error_models import make_error_model
 from helpers.nets import CASES

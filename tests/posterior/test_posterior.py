@@ -72,7 +72,7 @@ def test_cholesky_and_eigenbasis_samplers_agree_in_law() -> None:
 def test_cholesky_factors_match_the_paper() -> None:
     paper = posterior_of(GROUPED, form="paper", jitter=0.1)
     for block in paper.blocks.values():
-        L_Q, L_H = block.cholesky(0.1)
+        L_Q, L_H = block.Q.cholesky(0.1), block.H.cholesky(0.1)
         for L, factor in ((L_Q, block.Q), (L_H, block.H)):
             n = L.shape[1]
             jitter = (

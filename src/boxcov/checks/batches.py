@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map_only
 
 from boxcov._torch.modules import fresh
 from boxcov.checks.report import Finding
-from boxcov.checks.subject import NotChecked, Subject, bad, form_of, good, nearest
+from boxcov.checks.subject import NotChecked, Subject, bad, form_of, good, nearest, one_line
 from boxcov.data.sequence import batched
 from boxcov.detector import Detector, Selection
 from boxcov.errors import counted
@@ -26,11 +26,9 @@ def boxes(subject: Subject) -> Finding:
     there = subject.shadow().decode(raw, selection)[own]
     near = int((nearest(found, there)[0] < 1e-3).sum())
     if near < 0.9 * len(chosen) or abs(len(there) - len(chosen)) > 0.1 * len(chosen):
-        return bad(
-            f"{near} of a frame's {len(chosen)} boxes are found in a batch of two, "
-            f"which has {counted(len(there), 'box')} of that frame",
-            "do frames mix in forward() or in NMS, or is selection.frame wrong?",
-        )
+        seen = f"{near} of a frame's {len(chosen)} boxes are found in a batch of two, which has "
+        todo = "do frames mix in forward() or in NMS, or is selection.frame wrong?"
+        return bad(f"{seen}{counted(len(there), 'box')} of that frame", todo)
     return good(f"{near} of {len(chosen)} boxes are the same in a batch of two")
 
 
@@ -39,8 +37,7 @@ def signals(subject: Subject) -> Finding:
     found, chosen, detector = subject.needed_boxes(), subject.needed_selection(), subject.shadow()
     with torch.no_grad():
         alone = detector.signals(subject.needed_raw(), chosen)
-    problem = _signals_problem(alone, len(chosen))
-    if problem:
+    if problem := _signals_problem(alone, len(chosen)):
         return bad(problem, "return a dict of finite floats (m,): guard logarithms and divisions")
     if not alone:
         raise NotChecked("not implemented (optional, for the error model)")
@@ -53,20 +50,14 @@ def signals(subject: Subject) -> Finding:
         both = detector.signals(raw, selection)
         distance, row = nearest(found, detector.decode(raw, selection)[own])
     if list(both) != list(alone):
-        return bad(
-            f"a batch of two has the signals {list(both)}, one frame {list(alone)}",
-            "return the same names in the same order for every input",
-        )
-    for name, values in alone.items():
-        if not len(row):
-            break
+        seen = f"a batch of two has the signals {list(both)}, one frame {list(alone)}"
+        return bad(seen, "return the same names in the same order for every input")
+    for name, values in alone.items() if len(row) else ():
         apart = (both[name][own][row] - values).abs() / (1 + values.abs())
         if int((apart[distance < 1e-3] > _SIGNAL_SLACK).sum()) > 0.1 * len(chosen):
-            return bad(
-                f"{name!r} changes when another frame is in the batch, by up to "
-                f"{float(apart.max()):.2g}",
-                "compute the numbers of a box from its own frame alone",
-            )
+            seen = f"{name!r} changes when another frame is in the batch"
+            todo = "compute the numbers of a box from its own frame alone"
+            return bad(f"{seen}, by up to {float(apart.max()):.2g}", todo)
     return good(f"{summary}, the same in a batch of two")
 
 
@@ -74,7 +65,7 @@ def _signals_problem(found: Any, m: int) -> str:
     if not isinstance(found, dict):
         return f"signals() gives a {type(found).__name__}"
     for name, values in found.items():
-        if not isinstance(values, Tensor) or tuple(values.shape) != (m,):
+        if form_of(values) != (m,):
             return f"{name!r} is {form_of(values)}, expected ({m},)"
         if values.dtype not in (torch.float32, torch.float64):
             return f"{name!r} is {values.dtype}, expected float32 or float64"
@@ -84,10 +75,8 @@ def _signals_problem(found: Any, m: int) -> str:
 
 
 def _batch_of_two(subject: Subject, mate: Any) -> tuple[Any, Selection, Tensor]:
-    """Return raw outputs and selection of a batch of two, and which boxes are the first's.
-
-    mate: the second frame's inputs if the user gave no other frame.
-    """
+    """Return raw outputs and selection of a batch of two, and which boxes are the first's."""
+    # mate: the second frame's inputs if the user gave no other frame
     frames = most_frames(subject.inputs, subject.targets)
     if frames is None:
         raise NotChecked("the number of frames cannot be read off these inputs")
@@ -110,10 +99,7 @@ def forward_batch(detector: Detector, inputs: Any) -> Any:
     try:
         return detector(inputs)
     except Exception as error:
-        raise NotChecked(
-            f"two frames do not go into one batch: {type(error).__name__}: "
-            f"{str(error).splitlines()[0]}"
-        ) from None
+        raise NotChecked(f"two frames do not go into one batch: {one_line(error)}") from None
 
 
 def perturb(inputs: Any) -> Any:
@@ -126,9 +112,8 @@ def perturb(inputs: Any) -> Any:
 
     def other(t: Tensor) -> Tensor:
         if t.is_floating_point() and t.numel() > 1:
-            return 0.9 * t + 0.05 * t.std().nan_to_num(0.0) * torch.randn(
-                t.shape, generator=generator
-            ).to(t)
+            noise = torch.randn(t.shape, generator=generator).to(t)
+            return 0.9 * t + 0.05 * t.std().nan_to_num(0.0) * noise
         return t.flip(-1) if t.dim() > 2 else t.clone()
 
     return tree_map_only(Tensor, other, inputs)

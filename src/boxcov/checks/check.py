@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 import torch
 from torch import Tensor
 
 from boxcov._torch.modules import move
-from boxcov.checks import batches, contract, derivatives, forward, layers, losses, selections
-from boxcov.checks.report import Finding, Report
-from boxcov.checks.subject import NotChecked, Subject, bad, keep_state
-from boxcov.detector import Detector
+from boxcov.checks import batches, contract, derivatives, layers, losses, selections
+from boxcov.checks.report import DepthCost, Finding, Report
+from boxcov.checks.subject import NotChecked, Subject, bad, keep_state, one_line
+from boxcov.detector import Detector, check_type
 from boxcov.errors import BoxcovError, counted
 
 # The order matters: later checks read what earlier ones stored in the subject.
@@ -22,15 +23,15 @@ CHECKS: tuple[tuple[str, Callable[[Subject], Finding]], ...] = (
     ("names", contract.names),
     ("parts", contract.parts),
     ("weights", contract.weights),
-    ("forward", forward.forward),
-    ("inputs", forward.inputs_unchanged),
-    ("repeatable", forward.repeatable),
-    ("state", forward.state),
-    ("mode", forward.mode),
+    ("forward", contract.forward),
+    ("inputs", contract.inputs_unchanged),
+    ("repeatable", contract.repeatable),
+    ("state", contract.state),
+    ("mode", contract.mode),
     ("select", contract.selection),
     ("labels", contract.labels),
     ("decode", contract.boxes),
-    ("finite", forward.finite),
+    ("finite", contract.finite),
     ("own output", contract.own_output),
     ("layers", layers.trace),
     ("decode: derivative", derivatives.differentiable),
@@ -79,39 +80,28 @@ def check(
     >>> report.ok, report["loss"].passed, report["own output"].passed
     (True, True, None)
     """
-    inputs, targets = _pair(frame, "frame")
-    mate = None if other is None else _pair(other, "other")
-    if not isinstance(detector, Detector):
-        raise BoxcovError(
-            f"check takes a boxcov.Detector, got a {type(detector).__name__}: "
-            "subclass it, or use boxcov.wrap"
-        )
-    subject = Subject(detector, inputs, targets, mate, reference)
-    subject.inputs, subject.targets, subject.other = (
-        move(tree, subject.device) for tree in (inputs, targets, mate)
-    )
-    with (
-        keep_state(detector),
-        torch.inference_mode(False),
-        torch.enable_grad(),
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore")
+    check_type(detector)
+    first = next(iter((*detector.parameters(), *detector.buffers())), torch.empty(0, device="cpu"))
+    inputs, targets = move(_pair(frame, "frame"), first.device)
+    mate = None if other is None else move(_pair(other, "other"), first.device)
+    subject = Subject(detector, inputs, targets, mate, reference, first.device)
+    with keep_state(detector), torch.inference_mode(False), torch.enable_grad(), catch_warnings():
+        simplefilter("ignore")
         findings = []
         for name, run in CHECKS:
             findings.append(_finding(name, run, subject))
             if progress is not None:
                 progress(len(findings), len(CHECKS))
-        milliseconds = _or_none(lambda: layers.milliseconds_per_pass(subject))
-        depths = _or_none(lambda: layers.depths(subject)) or ()
-    return Report(
-        type(detector).__name__,
-        _about(subject),
-        tuple(findings),
-        tuple(subject.layers),
-        depths,
-        milliseconds,
-    )
+        milliseconds: float | None = None
+        depths: tuple[DepthCost, ...] = ()
+        with suppress(Exception):
+            milliseconds = layers.milliseconds_per_pass(subject)
+        with suppress(Exception):
+            depths = layers.depths(subject)
+    boxes = "no boxes" if subject.boxes is None else counted(len(subject.boxes), "box")
+    about = f"{boxes} in the checked frame, on {subject.device}"
+    found = tuple(findings), tuple(subject.layers), depths, milliseconds
+    return Report(type(detector).__name__, about, *found)
 
 
 def _finding(name: str, run: Callable[[Subject], Finding], subject: Subject) -> Finding:
@@ -122,21 +112,8 @@ def _finding(name: str, run: Callable[[Subject], Finding], subject: Subject) -> 
     except BoxcovError as error:
         found = bad(str(error), "")
     except Exception as error:  # an adapter may raise anything, and that is a finding
-        line = next(iter(str(error).strip().splitlines()), "")
-        found = bad(f"{type(error).__name__}: {line}", "make it run on this frame")
+        found = bad(one_line(error), "make it run on this frame")
     return replace(found, name=name)
-
-
-def _or_none(make: Callable[[], Any]) -> Any:
-    try:
-        return make()
-    except Exception:
-        return None
-
-
-def _about(subject: Subject) -> str:
-    boxes = "no boxes" if subject.boxes is None else counted(len(subject.boxes), "box")
-    return f"{boxes} in the checked frame, on {subject.device}"
 
 
 def _pair(frame: Any, argument: str) -> tuple[Any, Any]:

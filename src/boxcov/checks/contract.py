@@ -1,14 +1,17 @@
-"""Checks of the required members: names, parts, weights, select(), decode()."""
+"""Checks of the required members: names, parts, weights, forward(), select(), decode()."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
+from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_structure
 
-from boxcov._torch.modules import check_finite_weights, fresh, versions
+from boxcov._torch.modules import check_finite_weights, fresh, shadow
 from boxcov.box_layout import IMAGE, PLANE, has_layout
 from boxcov.checks.report import Finding
 from boxcov.checks.subject import (
@@ -17,9 +20,11 @@ from boxcov.checks.subject import (
     bad,
     form_of,
     good,
+    named_floats,
     nearest,
     same_bits,
     size_problem,
+    writes_to,
 )
 from boxcov.detector import Selection, part_modules
 from boxcov.errors import BoxcovError, counted, join_names
@@ -31,73 +36,54 @@ def names(subject: Subject) -> Finding:
     detector = subject.original
     for what in ("box_fields", "classes"):
         given = getattr(detector, what, None)
-        if (
-            not isinstance(given, (tuple, list))
-            or not given
-            or len(set(map(str, given))) < len(given)
-            or not isinstance(given[0], str)
-        ):
+        is_list = isinstance(given, (tuple, list)) and all(isinstance(name, str) for name in given)
+        if not is_list or not given or len(set(given)) < len(given):
             return bad(f"{what} is {given!r}", f"give {what} as a tuple of different names")
-    if not all(
-        isinstance(period, (int, float)) and period > 0 for period in detector.periods.values()
-    ):
-        return bad(
-            f"periods is {dict(detector.periods)}",
-            "give the length after which a field wraps around, above 0",
-        )
-    pairable = any(has_layout(detector.box_fields, layout) for layout in (PLANE, IMAGE))
-    return good(
-        f"boxes {' '.join(detector.box_fields)}; "
-        f"{counted(len(detector.classes), 'class')} ({join_names(detector.classes, 4)})",
-        ""
-        if pairable
-        else "fit and predict take these fields; boxcov calibrate and evaluate pair boxes with "
-        f"labelled objects, for which they need {' '.join(PLANE)}, or {' '.join(IMAGE)}",
+    periods = dict(detector.periods)
+    if not all(isinstance(period, (int, float)) and period > 0 for period in periods.values()):
+        todo = "give the length after which a field wraps around, above 0"
+        return bad(f"periods is {periods}", todo)
+    fields, classes = detector.box_fields, detector.classes
+    todo = (
+        "fit and predict take these fields; boxcov calibrate and evaluate pair boxes with "
+        f"labelled objects, for which they need {' '.join(PLANE)}, or {' '.join(IMAGE)}"
     )
+    is_pairable = has_layout(fields, PLANE) or has_layout(fields, IMAGE)
+    named = f"{counted(len(classes), 'class')} ({join_names(classes, 4)})"
+    return good(f"boxes {' '.join(fields)}; {named}", "" if is_pairable else todo)
 
 
 def parts(subject: Subject) -> Finding:
     """``parts()`` names modules of the detector that hold weights, and no weight twice."""
     given = subject.original.parts()
     if not isinstance(given, Mapping) or not given:
-        return bad(
-            f"parts() gives {given!r}",
-            "return a dict of modules, from the output ('head') to the input",
-        )
-    if next(iter(given)) != "head":
-        return bad(
-            f"the first part is {next(iter(given))!r}",
-            "name the part at the output 'head' and put it first: fit() starts there",
-        )
+        todo = "return a dict of modules, from the output ('head') to the input"
+        return bad(f"parts() gives {given!r}", todo)
+    first = next(iter(given))
+    if first != "head":
+        todo = "name the part at the output 'head' and put it first: fit() starts there"
+        return bad(f"the first part is {first!r}", todo)
     try:
         modules_of = part_modules(subject.original)
     except BoxcovError as error:
         seen, _, todo = str(error).partition(": ")
         return bad(seen, todo)
-    inside = {id(module) for module in subject.original.modules()}
+    inside = set(subject.original.modules())
     owner: dict[int, str] = {}
     by_id = {id(p): name for name, p in subject.original.named_parameters()}
     counts = []
     for part, modules in modules_of.items():
-        strangers = [type(module).__name__ for module in modules if id(module) not in inside]
-        if strangers:
-            return bad(
-                f"the part {part!r} holds {join_names(strangers)}, not a module of the detector",
-                "use modules of the detector itself",
-            )
+        if strangers := [type(module).__name__ for module in modules if module not in inside]:
+            seen = f"the part {part!r} holds {join_names(strangers)}, not a module of the detector"
+            return bad(seen, "use modules of the detector itself")
         parameters = {id(p): p for module in modules for p in module.parameters()}
         if not parameters:
-            return bad(
-                f"the part {part!r} holds no parameters",
-                "remove the part, or name the modules that hold its weights",
-            )
-        twice = [by_id[key] for key in parameters if key in owner]
-        if twice:
-            first = owner[next(k for k in parameters if k in owner)]
-            return bad(
-                f"the parts {first!r} and {part!r} share {join_names(twice, 3)}",
-                "give every weight to one part only",
-            )
+            todo = "remove the part, or name the modules that hold its weights"
+            return bad(f"the part {part!r} holds no parameters", todo)
+        if twice := [key for key in parameters if key in owner]:
+            shared = join_names([by_id[key] for key in twice], 3)
+            seen = f"the parts {owner[twice[0]]!r} and {part!r} share {shared}"
+            return bad(seen, "give every weight to one part only")
         owner |= dict.fromkeys(parameters, part)
         counts.append(f"{part} {sum(p.numel() for p in parameters.values()):,}")
     rest = sum(p.numel() for p in subject.original.parameters() if id(p) not in owner)
@@ -109,35 +95,99 @@ def weights(subject: Subject) -> Finding:
     return good("all finite")
 
 
+def forward(subject: Subject) -> Finding:
+    """``forward()`` runs and returns tensors."""
+    detector, inputs = subject.shadow(), fresh(subject.inputs)
+    began = perf_counter()
+    with torch.no_grad():
+        raw = detector(inputs)
+    first = perf_counter() - began
+    leaves = tree_leaves(raw)
+    plain = (Tensor, int, float, bool, str, type(None))
+    if odd := sorted({type(leaf).__name__ for leaf in leaves if not isinstance(leaf, plain)}):
+        seen = f"raw outputs hold {join_names(odd)}, which boxcov cannot look into"
+        return bad(seen, "return tuples, lists or dicts of tensors")
+    if not named_floats(raw):
+        todo = "return the tensors that decode() and loss() read"
+        return bad("raw outputs hold no floating-point tensor", todo)
+    subject.raw = raw
+    shapes = [str(tuple(leaf.shape)) for leaf in leaves if isinstance(leaf, Tensor)]
+    seen = f"{len(shapes)} tensors {join_names(shapes, 4)}"
+    return good(f"{seen}, the first pass took {1e3 * first:.0f} ms")
+
+
+def inputs_unchanged(subject: Subject) -> Finding:
+    """``forward()`` leaves its inputs unchanged."""
+    given, copy = subject.second.inputs, fresh(subject.inputs)
+    if tree_structure(given) != tree_structure(copy) or not same_bits(given, copy):
+        todo = "work on copies: add_, x /= s and writing into a dict change the caller's data"
+        return bad("forward() changes its inputs", todo)
+    return good("unchanged after forward()")
+
+
+def repeatable(subject: Subject) -> Finding:
+    """Two passes give the same bits."""
+    first, again = subject.needed_raw(), subject.second.raw
+    if not same_bits(first, again):
+        todo = "is dropout active in eval mode (F.dropout without training=self.training), "
+        todo += "or does forward() count its calls?"
+        return bad(f"two passes in eval mode differ{_furthest(first, again)}", todo)
+    subject.repeatable = True
+    return good("two passes give the same bits")
+
+
+def state(subject: Subject) -> Finding:
+    """``forward()`` leaves parameters and buffers unchanged."""
+    if changed := subject.second.changed:
+        seen = f"forward() changes {join_names(changed, 4)} in eval mode"
+        return bad(seen, "do not write to buffers or weights in eval mode")
+    return good("parameters and buffers are unchanged")
+
+
+def mode(subject: Subject) -> Finding:
+    """The detector's own mode does not matter: boxcov runs a shadow in eval mode."""
+    first = subject.needed_raw()
+    if not subject.repeatable:
+        raise NotChecked("forward() is not repeatable")
+    trained = subject.shadow().train()  # the shadow's own modules
+    with torch.no_grad():
+        again = shadow(trained)(fresh(subject.inputs))
+    if not same_bits(first, again):
+        seen = f"after train() a shadow in eval mode gives other outputs{_furthest(first, again)}"
+        todo = "let forward() depend on self.training only, not on other state that train() sets; "
+        return bad(seen, f"{todo}or call detector.eval() first")
+    return good("boxcov gets the same raw outputs whether or not detector.eval() was called")
+
+
+def _furthest(a: Any, b: Any) -> str:
+    """Describe where two pytrees differ most."""
+    off = [
+        (float((x - y).abs().max()), name)
+        for (name, x), (_, y) in zip(named_floats(a), named_floats(b))
+        if x.shape == y.shape and x.numel()
+    ]
+    return f", by up to {max(off)[0]:.2g} in raw{max(off)[1]}" if off else ", in their shapes"
+
+
 def selection(subject: Subject) -> Finding:
     """``select()`` returns instances, the same ones each time."""
     raw = subject.needed_raw()
-    before = versions(raw)
+    found, wrote = writes_to(raw, lambda: subject.shadow().select(raw))
+    if wrote:
+        subject.raw = None
+        todo = "work on copies: sigmoid_() and the like change what decode() and loss() read"
+        return bad("select() changes raw outputs in place", todo)
     with torch.no_grad():
-        found = subject.shadow().select(raw)
-        if any(t._version != version for t, version in before):
-            subject.raw = None
-            return bad(
-                "select() changes raw outputs in place",
-                "work on copies: sigmoid_() and the like change what decode() and loss() read",
-            )
         again = subject.shadow().select(raw)
-    problem = _selection_problem(found, most_frames(subject.inputs, subject.targets))
-    if problem:
+    if problem := _selection_problem(found, most_frames(subject.inputs, subject.targets)):
         return bad(problem, "return Selection(frame, scores, labels, where), each of length m")
-    if not same_bits(
-        (found.frame, found.scores, found.labels, found.where),
-        (again.frame, again.scores, again.labels, again.where),
-    ):
-        return bad(
-            "select() gives other instances for the same raw outputs",
-            "do not draw random numbers, and keep no state between calls",
-        )
+    numbers = attrgetter("frame", "scores", "labels", "where")
+    if not same_bits(numbers(found), numbers(again)):
+        todo = "do not draw random numbers, and keep no state between calls"
+        return bad("select() gives other instances for the same raw outputs", todo)
     if not len(found):
-        return bad(
-            "no instance is selected in this frame",
-            "use a frame in which the detector finds something, or lower its threshold",
-        )
+        todo = "use a frame in which the detector finds something, or lower its threshold"
+        return bad("no instance is selected in this frame", todo)
     subject.selection = found
     low, high = float(found.scores.min()), float(found.scores.max())
     seen = f"{len(found)} instances, scores {low:.3g} to {high:.3g}"
@@ -155,14 +205,13 @@ def _selection_problem(found: Any, frames: int | None) -> str:
             return f"selection.{name} is {form_of(value)}, expected ({len(found)},)"
     if not bool(found.scores.isfinite().all()):
         return f"{int((~found.scores.isfinite()).sum())} scores are not finite"
-    if found.frame.is_floating_point() or (len(found) and int(found.frame.min()) < 0):
-        return (
-            f"selection.frame is {found.frame.dtype} with minimum {found.frame.min().item()}, "
-            "expected integers from 0"
-        )
-    if frames is not None and len(found) and int(found.frame.max()) >= frames:
-        batch = counted(frames, "frame")
-        return f"selection.frame goes to {int(found.frame.max())}, but the batch has {batch}"
+    if found.frame.is_floating_point():
+        return f"selection.frame is {found.frame.dtype}, expected integers"
+    low, high = (int(found.frame.min()), int(found.frame.max())) if len(found) else (0, 0)
+    if low < 0:
+        return f"selection.frame goes down to {low}, expected integers from 0"
+    if frames is not None and high >= frames:
+        return f"selection.frame goes to {high}, but the batch has {counted(frames, 'frame')}"
     return ""
 
 
@@ -173,49 +222,49 @@ def labels(subject: Subject) -> Finding:
         return bad(f"labels are {found.dtype}", "return integers, indices into classes")
     low, high = int(found.min()), int(found.max())
     if low < 0 or high >= len(classes):
-        return bad(
-            f"labels from {low} to {high} for {counted(len(classes), 'class')}",
-            "count classes from 0 without a background class, and name all of them in classes",
-        )
-    return good(
-        f"labels {low} to {high}: {join_names([classes[i] for i in found.unique().tolist()], 4)}"
-    )
+        todo = "count classes from 0 without a background class, and name all of them in classes"
+        return bad(f"labels from {low} to {high} for {counted(len(classes), 'class')}", todo)
+    named = join_names([classes[i] for i in found.unique().tolist()], 4)
+    return good(f"labels {low} to {high}: {named}")
 
 
 def boxes(subject: Subject) -> Finding:
     """``decode()`` returns (m, D)."""
     raw, chosen = subject.needed_raw(), subject.needed_selection()
-    before = versions(raw)
-    with torch.no_grad():
-        found = subject.shadow().decode(raw, chosen)
-    expected = (len(chosen), len(subject.original.box_fields))
-    if any(t._version != version for t, version in before):
+    found, wrote = writes_to(raw, lambda: subject.shadow().decode(raw, chosen))
+    if wrote:
         subject.raw = None
-        return bad(
-            "decode() changes raw outputs in place",
-            "work on copies: avoid sigmoid_(), exp_() and the like",
-        )
-    if not isinstance(found, Tensor) or tuple(found.shape) != expected:
-        fields = " ".join(subject.original.box_fields)
-        return bad(
-            f"decode() gives {form_of(found)}, expected {expected}: {expected[0]} instances, "
-            f"fields {fields}",
-            "return one row per instance of the selection, one column per name in box_fields",
-        )
+        todo = "work on copies: avoid sigmoid_(), exp_() and the like"
+        return bad("decode() changes raw outputs in place", todo)
+    fields = subject.original.box_fields
+    expected = (len(chosen), len(fields))
+    if form_of(found) != expected:
+        seen = f"decode() gives {form_of(found)}, expected {expected}: {expected[0]} instances, "
+        todo = "return one row per instance of the selection, one column per name in box_fields"
+        return bad(f"{seen}fields {' '.join(fields)}", todo)
     if not found.is_floating_point():
-        return bad(
-            f"boxes are {found.dtype}",
-            "return floating-point numbers: rounding to pixels has no derivative",
-        )
+        todo = "return floating-point numbers: rounding to pixels has no derivative"
+        return bad(f"boxes are {found.dtype}", todo)
     subject.boxes = found
-    problem = size_problem(subject.original.box_fields, found)
-    if problem:
-        return bad(
-            problem,
-            "return the columns in the order of box_fields: from cx cy w h, x1 is cx - w / 2 and "
-            "x2 is cx + w / 2 (or name the fields cx cy w h)",
-        )
+    if problem := size_problem(fields, found):
+        todo = "return the columns in the order of box_fields: from cx cy w h, x1 is cx - w / 2 "
+        return bad(problem, f"{todo}and x2 is cx + w / 2 (or name the fields cx cy w h)")
     return good(f"{counted(expected[0], 'box')} of {counted(expected[1], 'field')}")
+
+
+def finite(subject: Subject) -> Finding:
+    """Raw outputs and boxes are finite."""
+    for name, tensor in named_floats(subject.needed_raw()):
+        if wrong := int((~tensor.isfinite()).sum()):
+            seen = f"raw{name} holds {wrong} NaN or infinite values of {tensor.numel()}"
+            return bad(seen, "clamp what is divided by, logged or exponentiated")
+    if subject.boxes is None:
+        return good("raw outputs")
+    if rows := (~subject.boxes.isfinite()).any(1).nonzero()[:, 0].tolist():
+        first = f"box {rows[0]}: {subject.boxes[rows[0]].tolist()}"
+        todo = "look at exp, log and divisions in decode()"
+        return bad(f"{len(rows)} boxes are not finite, e.g. {first}", todo)
+    return good("raw outputs and boxes")
 
 
 def own_output(subject: Subject) -> Finding:
@@ -223,17 +272,13 @@ def own_output(subject: Subject) -> Finding:
     mine = subject.needed_boxes()
     detected = subject.shadow().detect(fresh(subject.inputs)).boxes
     if not same_bits(detected, mine) and subject.repeatable:
-        return bad(
-            "detect() gives other boxes than decode() of select()",
-            "do not override detect(), or return the same boxes",
-        )
+        todo = "do not override detect(), or return the same boxes"
+        return bad("detect() gives other boxes than decode() of select()", todo)
     if subject.reference is None:
         raise NotChecked("no reference boxes given: check(..., reference=boxes) compares with them")
     theirs = torch.as_tensor(subject.reference).to(mine)
     if theirs.dim() != 2 or theirs.shape[1] != mine.shape[1]:
-        raise BoxcovError(
-            f"reference has shape {tuple(theirs.shape)}, expected (m, {mine.shape[1]})"
-        )
+        return bad(f"reference has shape {tuple(theirs.shape)}, expected (m, {mine.shape[1]})", "")
     pairs = (theirs, mine), (mine, theirs)
     lost = [int((nearest(*pair)[0] >= 1e-4).sum()) if len(pair[0]) else 0 for pair in pairs]
     if any(lost):

@@ -8,12 +8,21 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from boxcov._torch.modules import differentiable_shadow, fresh
 from boxcov.checks.batches import forward_batch, merge, perturb
 from boxcov.checks.report import Finding
-from boxcov.checks.subject import NotChecked, Subject, bad, form_of, good, named_floats
+from boxcov.checks.subject import (
+    NotChecked,
+    Subject,
+    bad,
+    form_of,
+    good,
+    map_floats,
+    named_floats,
+    one_line,
+)
 from boxcov.detector import Detector
 from boxcov.error_model.labelled_frames import changed_copy
 from boxcov.errors import counted
@@ -35,54 +44,42 @@ def shape(subject: Subject) -> Finding:
     with torch.no_grad():
         found = subject.shadow().loss(raw, subject.targets)
     frames = most_frames(subject.inputs, subject.targets)
-    todo = (
-        "sum over each frame's locations and boxes, not over frames: shape (B,); "
-        "a mean over the batch hides the gradients of its frames"
-    )
-    if (
-        not isinstance(found, Tensor)
-        or found.dim() != 1
-        or (frames is not None and len(found) != frames)
-    ):
-        return bad(
-            f"loss() gives {form_of(found)} for "
-            f"{'a batch' if frames is None else counted(frames, 'frame')}, expected (B,)",
-            todo,
-        )
+    is_vector = isinstance(found, Tensor) and found.dim() == 1
+    if not is_vector or frames not in (None, len(found)):
+        batch = "a batch" if frames is None else counted(frames, "frame")
+        todo = "sum over each frame's locations and boxes, not over frames: shape (B,); "
+        todo += "a mean over the batch hides the gradients of its frames"
+        return bad(f"loss() gives {form_of(found)} for {batch}, expected (B,)", todo)
     if not bool(found.isfinite().all()):
-        return bad(
-            f"the loss is {found.tolist()}",
-            "clamp probabilities before the logarithm; "
-            "a frame without objects needs a finite loss, too",
-        )
+        todo = "clamp probabilities before the logarithm; a frame without objects needs a finite "
+        return bad(f"the loss is {found.tolist()}", f"{todo}loss, too")
     subject.loss = found
-    return good(f"one value per frame: {', '.join(f'{x:.4g}' for x in found.tolist()[:4])}")
+    return good(f"one value per frame: {_first(found)}")
 
 
 def apart(subject: Subject) -> Finding:
     """A frame's loss and its gradient do not depend on the other frame of a batch."""
     known, most = subject.needed_loss(), 0.0
     for mate, how in _mates(subject):
-        found = _losses(subject, [_frame(subject), mate])
+        inputs, targets = (merge(list(pair)) for pair in zip(_frame(subject), mate))
+        detector = subject.shadow()
+        with torch.no_grad():
+            found = detector.loss(forward_batch(detector, inputs), targets)
         if len(found) < 2 * len(known):
-            return bad(
-                f"loss() gives {len(found)} values for {2 * len(known)} frames",
-                "return one value per frame, shape (B,)",
-            )
-        most = max(most, _off(found[: len(known)], known))
-        if most > _slack(subject):
+            seen = f"loss() gives {len(found)} values for {2 * len(known)} frames"
+            return bad(seen, "return one value per frame, shape (B,)")
+        off = (found[: len(known)] - known).abs() / known.abs().clamp(min=1e-6)
+        most = max(most, float(off.max()))
+        if most > (1e-3 if subject.device.type == "cpu" else 1e-2):
             return bad(
                 f"the loss of a frame is {float(known[0]):.4g} alone and {float(found[0]):.4g} "
                 f"beside {how}",
                 "divide by each frame's own objects, not by the number of frames or by counts over "
                 "the batch, and match targets frame by frame",
             )
-    leaked = _leak(subject)
-    if leaked:
-        return bad(
-            f"the loss of the first frame has a gradient in {leaked} of the second",
-            "a frame's loss must not depend on another frame's raw outputs",
-        )
+    if leaked := _leak(subject):
+        todo = "a frame's loss must not depend on another frame's raw outputs"
+        return bad(f"the loss of the first frame has a gradient in {leaked} of the second", todo)
     return good(f"the same beside {how}, to {most:.0e}, and no gradient crosses frames")
 
 
@@ -97,7 +94,7 @@ def no_objects(subject: Subject) -> Finding:
             found = detector.loss(raw, [_take(target, none, names) for target in targets])
             break
         except Exception as error:
-            raised = raised or f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            raised = raised or one_line(error)
     else:
         return bad(f"without objects loss() raises {raised}", _NO_OBJECTS)
     weights = [p for p in detector.parameters() if p.requires_grad]
@@ -106,16 +103,16 @@ def no_objects(subject: Subject) -> Finding:
     for what, values in (("loss", (found,)), ("gradient of the loss", slopes)):
         if not all(bool(value.isfinite().all()) for value in values if value is not None):
             return bad(f"without objects the {what} is not finite", _NO_OBJECTS)
-    return good(f"{', '.join(f'{x:.4g}' for x in found.tolist()[:4])} without objects")
+    return good(f"{_first(found)} without objects")
 
 
 def labels(subject: Subject) -> Finding:
     """``loss()`` counts the classes as ``select()`` does."""
-    targets, boxes, chosen = _object_targets(subject), subject.needed_boxes(), subject.selection
-    classes, detector = len(subject.original.classes), subject.shadow()
+    targets, boxes = _object_targets(subject), subject.needed_boxes()
+    chosen, detector = subject.needed_selection(), subject.shadow()
+    classes = len(subject.original.classes)
     if classes < 2 or any(target["boxes"].shape[1:] != boxes.shape[1:] for target in targets):
         raise NotChecked("needs two classes, and targets with the box fields of decode()")
-    assert chosen is not None  # its boxes were decoded
     losses = []
     for shift in (0, 1, -1):
         own = []
@@ -134,10 +131,8 @@ def labels(subject: Subject) -> Finding:
     first, shifted = losses[0], min(losses[1:])
     seen = f"the detector's own boxes as targets: {first:.4g}, labels shifted by one: {shifted:.4g}"
     if shifted < first - _CLEAR * abs(first):
-        return bad(
-            seen,
-            "loss() and select() must count the same classes from 0, without a background class",
-        )
+        todo = "loss() and select() must count the same classes from 0, without a background class"
+        return bad(seen, todo)
     return good(seen)
 
 
@@ -146,16 +141,12 @@ def target_samples(subject: Subject) -> Finding:
     raw = subject.needed_raw()
     if type(subject.original).sample_targets is Detector.sample_targets:
         raise NotChecked("not implemented (optional, for fisher='mc')")
-    detector = subject.shadow()
+    detector, generator = subject.shadow(), torch.Generator(subject.device).manual_seed(0)
     with torch.no_grad():
-        found = detector.loss(
-            raw, detector.sample_targets(raw, torch.Generator(subject.device).manual_seed(0))
-        )
+        found = detector.loss(raw, detector.sample_targets(raw, generator))
     if found.dim() != 1 or not bool(found.isfinite().all()):
-        return bad(
-            f"the loss of drawn targets is {found.tolist()}",
-            "draw targets in the format that loss() reads",
-        )
+        todo = "draw targets in the format that loss() reads"
+        return bad(f"the loss of drawn targets is {found.tolist()}", todo)
     return good("drawn targets have a finite loss")
 
 
@@ -171,10 +162,8 @@ def augmented(subject: Subject) -> Finding:
     if not all(map(_is_same, tree_leaves(before), tree_leaves(_frame(subject)))):
         return bad("the frame itself is changed", "let augment() return new tensors")
     if found.shape[1:] != own.shape or not bool(found.isfinite().all()):
-        return bad(
-            f"the losses of copies are {found.tolist()}",
-            "return inputs and targets in the format that the network and loss() read",
-        )
+        todo = "return inputs and targets in the format that the network and loss() read"
+        return bad(f"the losses of copies are {found.tolist()}", todo)
     mean = float(found.mean()) / max(float(own.mean()), 1e-12)
     return good(f"the loss of {_COPIES} copies is {mean:.2g} times that of the frame")
 
@@ -191,45 +180,40 @@ def _is_same(a: Any, b: Any) -> bool:
 def _object_targets(subject: Subject) -> list[dict[str, Any]]:
     """The targets, if they are a list of dicts with boxes (n, E) and labels (n,) of n objects."""
     subject.needed_loss()
-    targets = subject.targets
-    if not isinstance(targets, (list, tuple)) or not all(
-        isinstance(one, dict)
-        and all(isinstance(one.get(name), Tensor) for name in _OBJECT)
-        and one["boxes"].dim() == 2
-        and len(one["boxes"]) == len(one["labels"]) > 0
-        for one in targets
-    ):
-        raise NotChecked("needs targets that are dicts with the boxes and labels of objects")
-    return list(targets)
+    targets: list[Any] = [None]
+    if isinstance(subject.targets, (list, tuple)):
+        targets = list(subject.targets)
+    for one in targets:
+        counts = [_count(one.get(name)) for name in _OBJECT] if isinstance(one, dict) else [0]
+        if min(counts) < 1 or len(set(counts)) > 1 or one["boxes"].dim() != 2:
+            raise NotChecked("needs targets that are dicts with the boxes and labels of objects")
+    return targets
 
 
 def _take(target: dict[str, Any], rows: Tensor, names: Collection[str]) -> dict[str, Any]:
     """The target with some of its objects; ``names`` are the entries that have a row of each."""
     n = len(target["boxes"])
     return {
-        name: value[rows]
-        if name in names and isinstance(value, Tensor) and value.dim() and len(value) == n
-        else value
+        name: value[rows] if name in names and _count(value) == n else value
         for name, value in target.items()
     }
+
+
+def _count(value: Any) -> int:
+    """The length of a tensor, -1 if it has none."""
+    return len(value) if isinstance(value, Tensor) and value.dim() else -1
+
+
+def _first(losses: Tensor) -> str:
+    return ", ".join(f"{x:.4g}" for x in losses.tolist()[:4])
 
 
 def _frame(subject: Subject) -> tuple[Any, Any]:
     return subject.inputs, subject.targets
 
 
-def _losses(subject: Subject, frames: list[tuple[Any, Any]]) -> Tensor:
-    inputs, targets = merge([item[0] for item in frames]), merge([item[1] for item in frames])
-    detector = subject.shadow()
-    with torch.no_grad():
-        return detector.loss(forward_batch(detector, inputs), targets)
-
-
 def _mates(subject: Subject) -> list[tuple[tuple[Any, Any], str]]:
-    """Return other frames for a batch: a copy, and the given or a perturbed one.
-
-    The latter also with fewer targets.
-    """
+    """Other frames for a batch: a copy, and another one, also with fewer targets."""
     inputs, targets = subject.other or (perturb(subject.inputs), subject.targets)
     what = "a perturbed copy" if subject.other is None else "another frame"
     copy, fewer = (_frame(subject), "a copy of itself"), _fewer(targets)
@@ -250,21 +234,16 @@ def _leak(subject: Subject) -> str:
     detector, B = subject.shadow(), len(subject.needed_loss())
     with torch.no_grad():
         raw = detector(inputs)
-    leaves = tree_map_only(Tensor, lambda t: t.detach().requires_grad_(t.is_floating_point()), raw)
-    with torch.enable_grad():
-        losses = detector.loss(leaves, targets)
-    single = dict(named_floats(subject.needed_raw()))
-    doubled = [
-        (name, t)
-        for name, t in named_floats(leaves)
-        if name in single and t.dim() and len(t) == 2 * len(single[name])
-    ]
+    leaves = map_floats(lambda t: t.detach().requires_grad_(), raw)
+    losses = detector.loss(leaves, targets)
+    single = {name: _count(t) for name, t in named_floats(subject.needed_raw())}
+    doubled = {name: t for name, t in named_floats(leaves) if _count(t) == 2 * single.get(name, -1)}
     if not losses.requires_grad or not doubled:
         return ""
-    grads = torch.autograd.grad(losses[:B].sum(), [t for _, t in doubled], allow_unused=True)
-    for (name, t), g in zip(doubled, grads):
-        half = len(t) // 2
-        if g is not None and float(g[half:].abs().max()) > 1e-5 * float(g.abs().max()):
+    parts = list(doubled.values())
+    grads = torch.autograd.grad(losses[:B].sum(), parts, materialize_grads=True)
+    for name, g in zip(doubled, grads):
+        if g.numel() and float(g[len(g) // 2 :].abs().max()) > 1e-5 * float(g.abs().max()):
             return f"raw{name}"
     return ""
 
@@ -274,20 +253,9 @@ def _fewer(targets: Any) -> Any:
     if isinstance(targets, list):
         return [_fewer(target) for target in targets]
     if isinstance(targets, dict):
-        lengths = {len(t) for t in targets.values() if isinstance(t, Tensor) and t.dim()}
-        count = max(lengths, default=0)
+        most = max([0, *map(_count, targets.values())])
         return {
-            key: value[: count // 2]
-            if isinstance(value, Tensor) and value.dim() and len(value) == count
-            else value
-            for key, value in targets.items()
+            name: value[: most // 2] if _count(value) == most else value
+            for name, value in targets.items()
         }
     return perturb(targets)
-
-
-def _off(found: Tensor, expected: Tensor) -> float:
-    return float(((found - expected).abs() / expected.abs().clamp(min=1e-6)).max())
-
-
-def _slack(subject: Subject) -> float:
-    return 1e-3 if subject.device.type == "cpu" else 1e-2

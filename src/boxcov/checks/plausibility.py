@@ -22,12 +22,7 @@ from boxcov.detector import Detector
 from boxcov.detectors.centerpoint.detector import CenterPoint
 from boxcov.errors import BoxcovError, join_names
 from boxcov.evaluate.ground_truth import GroundTruth, check_targets
-from boxcov.evaluate.label_convention import (
-    CONFIDENT,
-    MIN_AGREEMENT,
-    MIN_PAIRS,
-    compare_labels,
-)
+from boxcov.evaluate.label_convention import CONFIDENT, MIN_AGREEMENT, MIN_PAIRS, compare_labels
 
 # Mean w, l and h of the classes of nuScenes in metres
 _SIZES = {
@@ -55,11 +50,12 @@ def label_convention(detector: Detector, frames: Sequence[Any]) -> Finding:
 
     The detector must keep the contract, and stays as it is.
     """
-    name, model = "labels: convention", shadow(detector)
-    device = next(detector.parameters()).device
+    device, model = next(detector.parameters()).device, shadow(detector)
     found: list[Detections] = []
     targets: list[tuple[None, Any]] = []
     count = comparable = 0
+    passed: bool | None = None
+    seen = todo = ""
     try:
         while len(found) < min(LABEL_FRAMES, len(frames)) and comparable < _ENOUGH:
             inputs, target = frames[len(found)]
@@ -72,17 +68,19 @@ def label_convention(detector: Detector, frames: Sequence[Any]) -> Finding:
             comparable += min(confident, sum(len(one["labels"]) for one in target))
         compared = compare_labels(concatenate(found), GroundTruth.from_frames(targets))
     except BoxcovError as error:  # such labels cannot be compared with boxes
-        return Finding(name, None, str(error))
+        return Finding("labels: convention", None, str(error))
     if compared is None:
-        return Finding(name, None, f"boxes of {' '.join(detector.box_fields)} are not compared")
-    if compared.seen:
-        return Finding(name, False, compared.seen, compared.todo)
-    if compared.pairs < MIN_PAIRS:
-        return Finding(name, None, f"too few pairs to tell: {compared.counts}")
-    if compared.agreement < MIN_AGREEMENT:
-        little = f"boxes and labels agree to {100 * compared.agreement:.0f} %, too little to tell"
-        return Finding(name, None, f"{little}: {compared.counts}")
-    return Finding(name, True, f"{compared.counts}, and no other reading of the labels fits better")
+        seen = f"boxes of {' '.join(detector.box_fields)} are not compared"
+    elif compared.seen:
+        passed, seen, todo = False, compared.seen, compared.todo
+    elif compared.pairs < MIN_PAIRS:
+        seen = f"too few pairs to tell: {compared.counts}"
+    elif compared.agreement < MIN_AGREEMENT:
+        share = f"{100 * compared.agreement:.0f} %"
+        seen = f"boxes and labels agree to {share}, too little to tell: {compared.counts}"
+    else:
+        passed, seen = True, f"{compared.counts}, and no other reading of the labels fits better"
+    return Finding("labels: convention", passed, seen, todo)
 
 
 def observe(detector: CenterPoint, frames: Sequence[Any]) -> list[Finding]:
@@ -96,81 +94,70 @@ def observe(detector: CenterPoint, frames: Sequence[Any]) -> list[Finding]:
         cloud = move(inputs, device)[0]
         found.append(detector.detect([cloud]))
         holds.append(_holds_points(found[-1].boxes, cloud))
-    boxes, scores, labels = (
-        torch.cat([getattr(frame, name) for frame in found])
-        for name in ("boxes", "scores", "labels")
-    )
+    scores = torch.cat([frame.scores for frame in found])
     order = scores.argsort(descending=True)[: max(_FEW, len(scores) // 2)]  # the better half
-    best = boxes[order], labels[order]
+    boxes = torch.cat([frame.boxes for frame in found])[order]
+    labels = torch.cat([frame.labels for frame in found])[order]
+    table = torch.tensor([_SIZES.get(name, (torch.nan,) * 3) for name in detector.classes])
+    usual = table.to(labels.device)[labels]  # mean w, l, h of each box's class; NaN if unknown
+    known = usual.isfinite().all(1)
+    off = (boxes[known, 3:6] / usual[known].to(boxes)).log().abs()  # (n, 3)
+    highest = float(scores.max()) if len(scores) else 0.0
     looks = [
-        _scores(scores, len(frames)),
-        _points(torch.cat(holds)[order]),
-        _sizes(*best, detector.classes),
-        _orientation(*best, detector.classes),
+        Finding(
+            "boxes: scores",
+            highest >= 0.3,
+            f"{len(scores) / len(frames):.0f} boxes per frame, highest score {highest:.2f}",
+            "almost no box has a score: does the configuration (grid, sweeps, intensity) fit?",
+        ),
+        _most(
+            "boxes: on points",
+            torch.cat(holds)[order],
+            "of the better half of the boxes hold a point",
+            "boxes in empty space: give the grid of the checkpoint, config= or --config",
+        ),
+        _most(
+            "boxes: sizes",
+            (off < 0.7).all(1),  # up to a factor of 2
+            "of the boxes have the size of their class, up to a factor of 2",
+            "sizes do not fit the classes: give the configuration of the checkpoint (grid, order "
+            "of the classes), config= or --config",
+        ),
+        _orientation(boxes, usual),
         _classes([frame for _, frame in frames], found, detector.classes),
         _grid(detector, frames),
     ]
     return [look if look.passed is False else replace(look, todo="") for look in looks]
 
 
-def _scores(scores: Tensor, frames: int) -> Finding:
-    highest = float(scores.max()) if len(scores) else 0.0
-    return Finding(
-        "boxes: scores",
-        highest >= 0.3,
-        f"{len(scores) / frames:.0f} boxes per frame, highest score {highest:.2f}",
-        "almost no box has a score: does the configuration (grid, sweeps, intensity) fit the "
-        "checkpoint?",
-    )
+def _most(name: str, mask: Tensor, seen: str, todo: str) -> Finding:
+    """Return whether something holds for most boxes."""
+    passed = None if len(mask) < _FEW else _share(mask) >= 0.5
+    return Finding(name, passed, f"{100 * _share(mask):.0f} % {seen}", todo)
 
 
-def _points(holds: Tensor) -> Finding:
-    share = float(holds.float().mean()) if len(holds) else 0.0
-    return Finding(
-        "boxes: on points",
-        None if len(holds) < _FEW else share >= 0.5,
-        f"{100 * share:.0f} % of the better half of the boxes hold a point",
-        "boxes in empty space: give the grid of the checkpoint, config= or --config",
-    )
-
-
-def _sizes(boxes: Tensor, labels: Tensor, classes: Sequence[str]) -> Finding:
-    usual = _usual_sizes(labels, classes)
-    known = usual.isfinite().all(1)
-    off = (boxes[known, 3:6] / usual[known].to(boxes)).log().abs()  # (n, 3)
-    share = float((off < 0.7).all(1).float().mean()) if len(off) else 0.0  # up to a factor of 2
-    return Finding(
-        "boxes: sizes",
-        None if len(off) < _FEW else share >= 0.5,
-        f"{100 * share:.0f} % of the boxes have the size of their class, up to a factor of 2",
-        "sizes do not fit the classes: give the configuration of the checkpoint (grid, order of "
-        "the classes), config= or --config",
-    )
-
-
-def _orientation(boxes: Tensor, labels: Tensor, classes: Sequence[str]) -> Finding:
+def _orientation(boxes: Tensor, usual: Tensor) -> Finding:
     """Compare the boxes with the same raw outputs read by the other conventions.
 
     mmdetection3d before 1.0 and det3d have (w, l, h) and -yaw - pi / 2 where 1.0 has (l, w, h) and
     the yaw. Cars are longer than wide, and move along their long side.
     """
-    usual = _usual_sizes(labels, classes)
     long = usual[:, 1] > 1.5 * usual[:, 0]  # False where the class is unknown
     w, l, yaw = boxes[long, 3], boxes[long, 4], boxes[long, 6]
-    is_longer = float((l > w).float().mean()) if len(l) else 0.0
+    is_longer = _share(l > w)
     seen = f"{100 * is_longer:.0f} % of {len(l)} vehicles are longer than wide"
     passed = None if len(l) < _FEW else is_longer >= 0.5
     if boxes.shape[1] == 9:
         v = boxes[long, 7:9]
         moving = v.norm(dim=1) > _SPEED
         apart = (torch.atan2(v[:, 1], v[:, 0]) - yaw)[moving]
-        along = float((apart.cos().abs() > 0.7).float().mean()) if len(apart) else 0.0
+        along = _share(apart.cos().abs() > 0.7)
         seen += f", {100 * along:.0f} % of {len(apart)} that move do so along their heading"
         if passed and len(apart) >= _FEW:
             passed = along >= 0.5
-    advice = "width and length or the heading are read by the wrong conventions: for mmdetection3d "
-    advice += "give the other generation, legacy= or --legacy / --no-legacy"
-    return Finding("boxes: orientation", passed, seen, advice)
+    todo = "width and length or the heading are read by the wrong conventions: for mmdetection3d "
+    todo += "give the other generation, legacy= or --legacy / --no-legacy"
+    return Finding("boxes: orientation", passed, seen, todo)
 
 
 def _classes(
@@ -194,11 +181,11 @@ def _classes(
     wrong = known & (reported != torch.arange(len(classes))) & (2 * count > total)
     pairs_wrong = zip(wrong.nonzero()[:, 0].tolist(), reported[wrong].tolist())
     names = [f"{classes[own]} are reported as {classes[other]}" for own, other in pairs_wrong]
+    counts = f"{int(table.trace())} of {int(table.sum())} labelled objects"
     return Finding(
         "boxes: classes",
         not names if bool(known.any()) else None,
-        f"{int(table.trace())} of {int(table.sum())} labelled objects have the class of the box "
-        "nearest to them",
+        f"{counts} have the class of the box nearest to them",
         f"most objects of {join_names(names)}: give the checkpoint's order of the classes by its "
         "configuration file, config= or --config",
     )
@@ -246,15 +233,11 @@ def _loss_on_grid(
     twin.load_state_dict(detector.state_dict(), assign=True)  # the same tensors
     twin.first_classes = detector.first_classes
     with torch.no_grad():
-        twin.eval()
-        return float(twin.loss(twin(move(inputs, device)), [move(target, device)]))
+        return float(twin.eval().loss(twin(move(inputs, device)), [move(target, device)]))
 
 
-def _usual_sizes(labels: Tensor, classes: Sequence[str]) -> Tensor:
-    """Return the mean w, l and h (m, 3) of each label's class; NaN for unknown classes."""
-    unknown = (torch.nan,) * 3
-    table = torch.tensor([_SIZES.get(name, unknown) for name in classes])
-    return table.to(labels.device)[labels]
+def _share(mask: Tensor) -> float:
+    return float(mask.float().mean()) if len(mask) else 0.0
 
 
 def _holds_points(boxes: Tensor, cloud: Tensor) -> Tensor:

@@ -100,30 +100,26 @@ class Report:
         return to_json(self.to_dict())
 
     def __str__(self) -> str:
-        sections = [f"{self.detector}: {self.about}"]
-        if self.checkpoint:
-            sections.append("\n".join(self._checkpoint()))
-        sections.append("\n".join(self._findings()))
-        if self.layers:
-            sections.append("\n".join(self._layers()))
-        if self.depths:
-            sections.append("\n".join(self._costs()))
-        return "\n\n".join([*sections, self._outcome()])
+        sections = (self._checkpoint(), self._findings(), self._layers(), self._costs())
+        texts = ["\n".join(lines) for lines in sections if lines]
+        return "\n\n".join([f"{self.detector}: {self.about}", *texts, self._outcome()])
 
     def __repr__(self) -> str:
         failed = f": {join_names([finding.name for finding in self.failed])}" if self.failed else ""
         return f"Report({self.detector}, {self._outcome()}{failed})"
 
     def _outcome(self) -> str:
-        skipped = sum(finding.passed is None for finding in self.findings)
-        done = len(self.findings) - skipped
-        outcome = f"{done - len(self.failed)} of {done} checks passed"
-        outcome += f", {len(self.failed)} failed" if self.failed else ""
+        passed, failed, skipped = (
+            sum(finding.passed is state for finding in self.findings)
+            for state in (True, False, None)
+        )
+        outcome = f"{passed} of {passed + failed} checks passed"
+        outcome += f", {failed} failed" if failed else ""
         return outcome + (f", {skipped} skipped" if skipped else "")
 
     def _checkpoint(self) -> list[str]:
-        room = max(len(name) for name, _, _ in self.checkpoint)
-        lines = ["understood of the checkpoint"]
+        room = max((len(name) for name, _, _ in self.checkpoint), default=0)
+        lines = ["understood of the checkpoint"] if self.checkpoint else []
         for name, value, evidence in self.checkpoint:
             lines += _hanging(f"  {name:<{room}}  ", f"{value}  [{evidence}]")
         return lines
@@ -140,31 +136,25 @@ class Report:
 
     def _layers(self) -> list[str]:
         """Layers of equal shape share a line; the JSON lists each."""
-        inside: dict[tuple[str, str], list[str]] = {}
-        outside: dict[tuple[str, str], list[str]] = {}
-        for row in self.layers:
-            where, what = (outside, row.reason) if row.reason else (inside, _matrix(row))
-            where.setdefault((row.part, what), []).append(row.name)
-        layers = counted(sum(map(len, inside.values())), "layer")
-        titles = {
-            f"in the posterior at full depth: {layers}, as matrices n_out x n_in": inside,
-            "not in the posterior, kept constant": outside,
-        }
-        lines: list[str] = []
-        for title, rows in titles.items():
-            cells = [(part, what, join_names(names, 2)) for (part, what), names in rows.items()]
-            if cells or rows is inside:
-                lines += [*([""] if lines else []), title, *_table(cells)]
+        if not self.layers:
+            return []
+        inside = [row for row in self.layers if not row.reason]
+        outside = [row for row in self.layers if row.reason]
+        count = counted(len(inside), "layer")
+        lines = [f"in the posterior at full depth: {count}, as matrices n_out x n_in"]
+        lines += _rows(inside)
+        if outside:
+            lines += ["", "not in the posterior, kept constant", *_rows(outside)]
         return lines
 
     def _costs(self) -> list[str]:
-        lines = ["memory per depth in MiB (factors: upper bound)"]
+        if not self.depths:
+            return []
         sizes = ("factors", "sums of fit", "online", "10 directions")
-        head = ("depth", "layers", "parameters", *sizes)
-        cells = []
+        cells = [("depth", "layers", "parameters", *sizes)]
         for depth, layers, parameters, *mib in map(astuple, self.depths):
             cells.append((depth, f"{layers}", f"{parameters:,}", *(f"{size:.2f}" for size in mib)))
-        lines += _table([head, *cells], right=True)
+        lines = ["memory per depth in MiB (factors: upper bound)", *_table(cells, right=True)]
         if self.milliseconds is not None:
             lines += ["", f"a plain forward pass took {self.milliseconds:.1f} ms"]
         return lines
@@ -177,16 +167,20 @@ def _hanging(start: str, text: str) -> list[str]:
 
 
 def _table(rows: Sequence[tuple[str, ...]], right: bool = False) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
+    """Lines of aligned columns; ``right`` aligns all but the first on the right."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
     lines = []
-    for row in rows:
-        cells = [
-            f"{cell:>{w}}" if right and i else f"{cell:<{w}}"
-            for i, (cell, w) in enumerate(zip(row, widths))
-        ]
-        lines.append("  " + "  ".join(cells).rstrip())
+    for first, *others in rows:
+        cells = [f"{cell:{'>' if right else '<'}{w}}" for cell, w in zip(others, widths[1:])]
+        lines.append("  " + "  ".join([f"{first:<{widths[0]}}", *cells]).rstrip())
     return lines
 
 
-def _matrix(row: LayerRow) -> str:
-    return f"{row.n_out} x {row.n_in}" + (f", {row.groups} groups" if row.groups > 1 else "")
+def _rows(layers: Sequence[LayerRow]) -> list[str]:
+    """A line for the layers of each part that are of one shape, or out for one reason."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for row in layers:
+        groups = f", {row.groups} groups" if row.groups > 1 else ""
+        what = row.reason or f"{row.n_out} x {row.n_in}{groups}"
+        alike.setdefault((row.part, what), []).append(row.name)
+    return _table([(part, what, join_names(names, 2)) for (part, what), names in alike.items()])

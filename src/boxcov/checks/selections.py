@@ -27,30 +27,25 @@ _SATURATED = 1 - 1e-5  # such scores may be equal, which leaves the order of box
 def static_selection(subject: Subject) -> Finding:
     """``select_static()`` reports what ``select()`` does."""
     subject.needed_boxes()
-    chosen, detector = subject.needed_selection(), subject.shadow()
+    chosen, raw, detector = subject.needed_selection(), subject.needed_raw(), subject.shadow()
     limits = wide_limits(len(chosen))
     if int(chosen.frame.max()):
         raise NotChecked("needs a batch of one frame")
     with torch.no_grad():
-        static = detector.select_static(subject.needed_raw(), limits)
+        static = detector.select_static(raw, limits)
         if static is None:
             raise NotChecked(
                 "not implemented (optional): no ONNX file (boxcov export) and no boxcov.compile; "
                 "docs/guide/deploy.md shows one"
             )
-        check_static_selection(detector, subject.needed_raw(), static)
-    if int(static.left_off):
-        raise NotChecked(
-            f"{int(static.left_off)} boxes or candidates are beyond {limits}: take a frame with "
-            "fewer"
-        )
-    compared = check_variants(detector, subject.needed_raw(), limits, subject.moving_floats())
+        check_static_selection(detector, raw, static)
+    if excess := int(static.left_off):
+        raise NotChecked(f"{excess} boxes or candidates are beyond {limits}: give another frame")
+    compared = check_variants(detector, raw, limits, subject.moving_floats())
     same_order = torch.equal(static.selection.scores[: len(chosen)], chosen.scores)
     order = "" if same_order else ", in another order, which boxcov.compile does not take"
-    return good(
-        f"boxes, scores and labels of select() in this frame and {compared} variants of its raw "
-        f"outputs{order}"
-    )
+    variants = f"{compared} variants of its raw outputs"
+    return good(f"boxes, scores and labels of select() in this frame and {variants}{order}")
 
 
 def wide_limits(boxes: int) -> StaticLimits:
@@ -70,13 +65,13 @@ def check_variants(
     if any(leaf.element_size() < 4 for _, leaf in named_floats(raw)):
         return 0  # numbers of so few digits are often equal
     for share, way in product(_SHARES, _WAYS):
-        step = partial(_towards_ends, share=share, way=way, generator=generator)
-        variant = _vary(raw, moving, step)
+        far = partial(_towards_ends, share=share, way=way, generator=generator)
+        near = partial(_tiny_step, generator=generator)
+        variant = _vary(raw, moving, far)
         found = _difference(detector, variant, limits)
         compared += found == ""
-        for _ in range(2 if found else 0):  # no difference remains if rounding made it
-            again = _vary(variant, moving, partial(_tiny_step, generator=generator))
-            found = found and _difference(detector, again, limits)
+        for _ in range(2):  # no difference remains if rounding made it
+            found = found and _difference(detector, _vary(variant, moving, near), limits)
         if found:
             raise BoxcovError(
                 f"{found}. This is so for other raw outputs than this frame's: compare threshold, "
@@ -109,14 +104,14 @@ def _vary(raw: Any, moving: Sequence[bool], step: Callable[[Tensor], Tensor]) ->
     """The raw outputs, with a step of each that depends on the weights."""
     leaves = [leaf.detach() for _, leaf in named_floats(raw)]
     steps = [step(leaf) if moves else torch.zeros_like(leaf) for leaf, moves in zip(leaves, moving)]
-    return moved(raw, steps, 1.0)
+    return moved(raw, steps)
 
 
 def _towards_ends(leaf: Tensor, *, share: float, way: float, generator: torch.Generator) -> Tensor:
     """A step of some numbers towards the largest or the smallest: no number leaves the range."""
     step, flat = torch.zeros_like(leaf).flatten(), leaf.flatten()
     if not len(flat):
-        return step.view_as(leaf)
+        return leaf
     count = min(int(share * len(flat)) + 1, _MOST_MOVED)
     at = torch.randint(len(flat), (count,), generator=generator).unique()
     end, size = torch.rand(2, len(at), generator=generator).to(leaf)
@@ -137,14 +132,10 @@ def candidates(subject: Subject) -> Finding:
     if found is None:
         raise NotChecked("not implemented (optional, for NMSSpread)")
     if not isinstance(found, Candidates) or found.removed_by.shape != found.scores.shape:
-        return bad(
-            f"candidates() gives a {type(found).__name__}", "return Candidates with removed_by (c,)"
-        )
-    if len(found) and not (
-        int(found.removed_by.min()) >= -1 and int(found.removed_by.max()) < len(chosen)
-    ):
-        return bad(
-            "removed_by names rows that select() does not report",
-            "use the row in select(raw), or -1",
-        )
-    return good(f"{len(found)} candidates, {int((found.removed_by >= 0).sum())} removed by NMS")
+        todo = "return Candidates with removed_by (c,)"
+        return bad(f"candidates() gives a {type(found).__name__}", todo)
+    rows = found.removed_by
+    if bool(((rows < -1) | (rows >= len(chosen))).any()):
+        todo = "use the row in select(raw), or -1"
+        return bad("removed_by names rows that select() does not report", todo)
+    return good(f"{len(found)} candidates, {int((rows >= 0).sum())} removed by NMS")

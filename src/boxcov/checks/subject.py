@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_map_only
 
-from boxcov._torch.modules import fresh, shadow
+from boxcov._torch.modules import fresh, has_writes, shadow, versions
 from boxcov.checks.report import Finding, LayerRow
 from boxcov.detector import Detector, Selection
+
+T = TypeVar("T")
 
 
 def good(seen: str, todo: str = "") -> Finding:
@@ -22,6 +25,11 @@ def good(seen: str, todo: str = "") -> Finding:
 
 def bad(seen: str, todo: str) -> Finding:
     return Finding("", False, seen, todo)
+
+
+def one_line(error: Exception) -> str:
+    """The type and the first line of an error; an adapter may raise one without a text."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def form_of(value: Any) -> Any:
@@ -34,8 +42,6 @@ class NotChecked(Exception):
 
 
 class Pass(NamedTuple):
-    """What a second pass through the network did."""
-
     raw: Any
     inputs: Any  # after the pass
     changed: list[str]  # parameters and buffers that it has written to
@@ -50,8 +56,8 @@ class Subject:
     targets: Any
     other: tuple[Any, Any] | None  # another frame
     reference: Tensor | None
+    device: torch.device
     raw: Any = None
-    second: Pass | None = None
     selection: Selection | None = None
     boxes: Tensor | None = None
     repeatable: bool = False
@@ -60,25 +66,25 @@ class Subject:
     # per floating-point raw output: does it depend on the weights?
     moving: list[bool] = field(default_factory=list)
 
-    @property
-    def device(self) -> torch.device:
-        first = next(iter((*self.original.parameters(), *self.original.buffers())), None)
-        return torch.device("cpu") if first is None else first.device
-
     def shadow(self) -> Detector:
         """A twin of the detector in eval mode that shares its weights and buffers."""
         return shadow(self.original)
 
-    def second_pass(self) -> Pass:
-        """Run the network once more, the first time that this is called; restore its state."""
+    @property
+    def covered(self) -> list[LayerRow]:
+        """The layers that a posterior can hold."""
+        return [row for row in self.layers if not row.reason]
+
+    @cached_property
+    def second(self) -> Pass:
+        """What a second pass through the network does; its state is restored."""
         self.needed_raw()
-        if self.second is None:
-            before, inputs = Snapshot(self.original), fresh(self.inputs)
-            with torch.no_grad():
-                raw = self.shadow()(inputs)
-            self.second = Pass(raw, inputs, before.changed())
-            before.restore()
-        return self.second
+        before, inputs = Snapshot(self.original), fresh(self.inputs)
+        with torch.no_grad():
+            raw = self.shadow()(inputs)
+        second = Pass(raw, inputs, before.changed())
+        before.restore()
+        return second
 
     def moving_floats(self) -> list[bool]:
         """Which floats of the raw outputs depend on the weights; all of them if that is unknown."""
@@ -87,24 +93,22 @@ class Subject:
         return self.moving if known else [True] * count
 
     def needed_raw(self) -> Any:
-        if self.raw is None:
-            raise NotChecked("needs the raw outputs of forward()")
-        return self.raw
+        return _needed(self.raw, "the raw outputs of forward()")
 
     def needed_selection(self) -> Selection:
-        if self.selection is None:
-            raise NotChecked("needs the instances of select()")
-        return self.selection
+        return _needed(self.selection, "the instances of select()")
 
     def needed_boxes(self) -> Tensor:
-        if self.boxes is None:
-            raise NotChecked("needs the boxes of decode()")
-        return self.boxes
+        return _needed(self.boxes, "the boxes of decode()")
 
     def needed_loss(self) -> Tensor:
-        if self.loss is None:
-            raise NotChecked("needs the loss of the frame")
-        return self.loss
+        return _needed(self.loss, "the loss of the frame")
+
+
+def _needed(value: T | None, what: str) -> T:
+    if value is None:
+        raise NotChecked(f"needs {what}")
+    return value
 
 
 def bits(tensor: Tensor) -> Tensor:
@@ -123,28 +127,32 @@ def same_bits(a: Any, b: Any) -> bool:
     )
 
 
+def writes_to(tree: Any, run: Callable[[], T]) -> tuple[T, bool]:
+    """Run a function without gradients; return its result and whether it wrote to ``tree``."""
+    before = versions(tree)
+    with torch.no_grad():
+        found = run()
+    return found, has_writes(before)
+
+
 def named_floats(tree: Any) -> list[tuple[str, Tensor]]:
     """The floating-point tensors of a pytree, each with its path, as in ``['heat'][0]``."""
-    found = tree_flatten_with_path(tree)[0]
     return [
-        ("".join(str(step) for step in path), leaf)
-        for path, leaf in found
+        ("".join(map(str, path)), leaf)
+        for path, leaf in tree_flatten_with_path(tree)[0]
         if isinstance(leaf, Tensor) and leaf.is_floating_point()
     ]
 
 
-def moved(raw: Any, directions: list[Tensor], step: float) -> Any:
+def map_floats(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    """Return a pytree with another tensor in place of each floating-point one."""
+    return tree_map_only(Tensor, lambda t: change(t) if t.is_floating_point() else t, tree)
+
+
+def moved(raw: Any, directions: list[Tensor], step: float = 1.0) -> Any:
     """The raw outputs, each floating-point tensor moved along its direction."""
     following = iter(directions)
-
-    def move(leaf: Any) -> Any:
-        return (
-            leaf.detach() + step * next(following)
-            if isinstance(leaf, Tensor) and leaf.is_floating_point()
-            else leaf
-        )
-
-    return tree_map(move, raw)
+    return map_floats(lambda leaf: leaf.detach() + step * next(following), raw)
 
 
 def size_problem(fields: Sequence[str], boxes: Tensor) -> str:
@@ -163,8 +171,7 @@ def size_problem(fields: Sequence[str], boxes: Tensor) -> str:
     }
     wrong |= {f"{size} <= 0": column[size] <= 0 for size in ("w", "l", "h") if size in column}
     for what, is_wrong in wrong.items():
-        rows = is_wrong.nonzero()[:, 0].tolist()
-        if rows:
+        if rows := is_wrong.nonzero()[:, 0].tolist():
             box = ", ".join(f"{name} {x:.4g}" for name, x in zip(fields, boxes[rows[0]].tolist()))
             return f"{what} in {len(rows)} of {len(boxes)} boxes, e.g. box {rows[0]}: {box}"
     return ""
@@ -213,10 +220,8 @@ class Snapshot:
 def keep_state(detector: nn.Module) -> Iterator[None]:
     """Restore weights, buffers, modes and random state at the end of the block."""
     state, modes = Snapshot(detector), {module: module.training for module in detector.modules()}
-    devices = {
-        tensor.device for tensor in (*detector.parameters(), *detector.buffers()) if tensor.is_cuda
-    }
-    with torch.random.fork_rng(devices=list(devices)):
+    tensors = (*detector.parameters(), *detector.buffers())
+    with torch.random.fork_rng(devices={tensor.device for tensor in tensors if tensor.is_cuda}):
         try:
             yield
         finally:

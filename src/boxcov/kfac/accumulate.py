@@ -11,7 +11,7 @@ because in eval mode the frames of a batch do not interact.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any
@@ -21,20 +21,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from boxcov._torch.distributed import World
-from boxcov._torch.layers import Geometry, LayerCall, at_least_float32, columns, rows
+from boxcov._torch.layers import LayerCall, at_least_float32, columns, rows
 from boxcov._torch.modules import LayerCallMode, check_buffers, versions
 from boxcov.errors import BoxcovError, NotFiniteFrameError, join_names
-from boxcov.kfac.factors import (
-    FactorSums,
-    InputFactors,
-    Term,
-    add_terms,
-    check_count,
-    output_terms,
-    pack_sums,
-    unpack_sums,
-)
-from boxcov.kfac.losses import FrameLosses
+from boxcov.kfac.checkpoint import check_count, pack_sums, unpack_sums
+from boxcov.kfac.factors import FactorSums, InputFactors, Term, add_terms, output_terms
+from boxcov.kfac.losses import LAYERS, FrameLosses
 from boxcov.posterior.kronecker_block import Layer
 
 _NO_INPUT = torch.empty(0)
@@ -58,13 +50,8 @@ class _ForwardPass:
     """The layer calls of one forward pass."""
 
     inputs: InputFactors
-    keep_inputs: bool
+    keep_inputs: bool = False
     calls: list[_Call] = field(default_factory=list)
-
-    @property
-    def differentiable(self) -> list[_Call]:
-        """The calls through which a gradient will flow."""
-        return [call for call in self.calls if call.edge is not None]
 
 
 @dataclass(frozen=True)
@@ -93,15 +80,12 @@ class Accumulator:
 
     def factors(self) -> list[tuple[Layer, Tensor, Tensor]]:
         """Return the layer, Q and H of every layer."""
-        return [
-            (sums.layer, sums.Q / sums.locations, sums.H / self.frames)
-            for sums in self.sums.values()
-        ]
+        own = self.sums.values()
+        return [(sums.layer, sums.Q / sums.locations, sums.H / self.frames) for sums in own]
 
     def find_layers(self, inputs: Any) -> None:
         """Find the layers by a forward pass without a loss."""
-        forward = _ForwardPass(InputFactors(batched=False), keep_inputs=False)
-        with torch.enable_grad(), self._record(forward):
+        with torch.enable_grad(), self._record(_ForwardPass(InputFactors(batched=False))):
             self.losses.raw(inputs)
         self._check_all_found()
 
@@ -116,20 +100,17 @@ class Accumulator:
             with self._record(forward):  # loss() may call layers, too
                 losses = self.losses.compute(raw, inputs, targets, number)
         check_buffers(buffers)
-        calls = forward.differentiable
+        calls = [call for call in forward.calls if call.edge is not None]
         wanted: list[Any] = [call.edge for call in calls]
         aliases = self.losses.aliases if is_first else {}
         grads = torch.autograd.grad(losses.sum(), [*wanted, *aliases.values()], allow_unused=True)
-        output_grads = grads[: len(wanted)]
+        reached = [(call, d) for call, d in zip(calls, grads) if d is not None]
         Q = [(call.name, forward.inputs.terms[call.term]) for call in forward.calls]
-        H = self._output_terms(calls, output_grads)
+        Ds = [rows(call.call.batched_out(d), call.call.geometry) for call, d in reached]
+        H = list(zip([call.name for call, _ in reached], output_terms(Ds, self.batch_layers)))
         loss = _finite_loss(Q + H, losses, number)
         if is_first:
-            weight_grads = {
-                name: torch.zeros_like(alias) if d is None else d
-                for (name, alias), d in zip(aliases.items(), grads[len(wanted) :])
-            }
-            self._check_gradients(calls, output_grads, weight_grads)
+            self._check_gradients(reached, dict(zip(aliases, grads[len(calls) :])))
         locations = [(call.name, call.locations) for call in forward.calls]
         return ItemTerms(len(losses), loss, locations, Q, H)
 
@@ -139,24 +120,19 @@ class Accumulator:
             self.sums[name].locations += count
         for name, _ in terms.H:
             self.sums[name].has_gradient = True
-        add_terms(
-            [(self.sums[name].Q, term) for name, term in terms.Q]
-            + [(self.sums[name].H, term) for name, term in terms.H]
-        )
+        pairs = [(self.sums[name].Q, term) for name, term in terms.Q]
+        add_terms(pairs + [(self.sums[name].H, term) for name, term in terms.H])
         self.frames += terms.frames
         self.loss += terms.loss
 
     def _forward(self, inputs: Any, keep_inputs: bool) -> tuple[_ForwardPass, Any]:
-        """Return the recorded calls and the raw outputs.
-
-        If the detector writes to a layer's input in place, layers are no longer batched.
-        """
+        """Return the recorded calls and the raw outputs."""
         forward = _ForwardPass(InputFactors(self.batch_layers), keep_inputs)
         with self._record(forward):
             raw = self.losses.raw(inputs)
         if forward.inputs.finish():
             return forward, raw
-        self.batch_layers = False
+        self.batch_layers = False  # the detector writes to a layer's input in place
         return self._forward(inputs, keep_inputs)
 
     def _record(self, forward: _ForwardPass) -> LayerCallMode:
@@ -174,14 +150,9 @@ class Accumulator:
         return LayerCallMode(self._names, run)
 
     def _layer_sums(self, name: str, call: LayerCall) -> FactorSums:
-        bias = None if call.bias is None else self._names.get(id(call.bias))
+        bias = self._names.get(id(call.bias))
         if name not in self.sums:
-            geometry = Geometry(
-                call.geometry.kernel,
-                groups=call.geometry.groups,
-                transposed=call.geometry.transposed,
-            )
-            layer = Layer(name, bias, call.weight.shape, geometry)
+            layer = Layer.of_call(name, bias, call)
             self.sums[name] = FactorSums.zeros(layer, call.weight.device)
         layer = self.sums[name].layer
         if layer.bias != bias:
@@ -190,14 +161,6 @@ class Accumulator:
                 f"but one matrix has one bias: use FitOptions(exclude=[{layer.name!r}])"
             )
         return self.sums[name]
-
-    def _output_terms(
-        self, calls: list[_Call], grads: tuple[Tensor | None, ...]
-    ) -> list[_NamedTerm]:
-        """Return the terms of H of the calls that the loss depends on, with their layers' names."""
-        reached = [(each, d) for each, d in zip(calls, grads) if d is not None]
-        Ds = [rows(each.call.batched_out(d), each.call.geometry) for each, d in reached]
-        return list(zip((each.name for each, _ in reached), output_terms(Ds, self.batch_layers)))
 
     # several processes, and checkpoints
 
@@ -247,32 +210,28 @@ class Accumulator:
             raise BoxcovError(_unsupported_message(self.losses.detector, lost, shared))
 
     def _check_gradients(
-        self,
-        calls: list[_Call],
-        grads: tuple[Tensor | None, ...],
-        weight_grads: Mapping[str, Tensor],
+        self, reached: Sequence[tuple[_Call, Tensor]], grads: Mapping[str, Tensor | None]
     ) -> None:
-        """Raise if the recorded calls do not explain the whole gradient of each weight.
-
-        The rest comes from a use of the weight that is not a matrix product.
-        """
-        explained: dict[str, Tensor] = {}
-        sizes: dict[str, Tensor] = {}  # sums of absolute values: where terms cancel, rounding stays
-        for call, d in zip(calls, grads):
-            if d is not None and d.numel():
-                has_bias = self.sums[call.name].layer.bias is not None
-                gradient, size = _weight_gradient(call.call, d, has_bias)
-                explained[call.name] = explained.get(call.name, 0) + gradient
-                sizes[call.name] = sizes.get(call.name, 0) + size
+        """Raise if a weight has a gradient from a use that is not a matrix product."""
+        weight_grads = {
+            name: torch.zeros_like(self.parameters[name]) if d is None else d
+            for name, d in grads.items()
+        }
         wrong = []
         for name, sums in self.sums.items():
-            expected = sums.layer.matrix(weight_grads)
-            error = explained.get(name, torch.zeros_like(expected)) - expected
-            size = sizes.get(name, torch.zeros_like(expected))
-            tolerance = _tolerance(expected, self.parameters[name])
+            layer = sums.layer
+            expected = layer.matrix(weight_grads)
+            error = -expected
+            size = torch.zeros_like(expected)  # where terms cancel, rounding stays
+            for call, d in reached:
+                if call.name == name and d.numel():
+                    error, size = _add_gradient(error, size, call.call, d)
+            tolerance = 1e-3 if expected.device.type == "cpu" else 2e-2  # TF32 rounds early
+            if self.parameters[name].dtype not in (torch.float32, torch.float64):
+                tolerance = 0.1
             columns_of = {name: slice(None)}
-            if sums.layer.bias is not None:
-                columns_of = {name: slice(-1), sums.layer.bias: slice(-1, None)}
+            if layer.bias is not None:
+                columns_of = {name: slice(-1), layer.bias: slice(-1, None)}
             for parameter, at in columns_of.items():
                 allowed = float(expected[..., at].norm()) + 1e-2 * float(size[..., at].norm())
                 if float(error[..., at].norm()) > tolerance * allowed:
@@ -281,13 +240,14 @@ class Accumulator:
             raise BoxcovError(_unsupported_message(self.losses.detector, wrong, []))
 
 
-def _weight_gradient(call: LayerCall, d: Tensor, has_bias: bool) -> tuple[Tensor, Tensor]:
-    """Return ``sum over t of d_t a_t^T`` (G, n_out, n_in), and the same of absolute values."""
+def _add_gradient(total: Tensor, size: Tensor, call: LayerCall, d: Tensor) -> tuple[Tensor, Tensor]:
+    """Add ``sum over t of d_t a_t^T`` (G, n_out, n_in), and the same of absolute values."""
     a = columns(at_least_float32(call.batched_x), call.geometry)
-    if has_bias:
-        a = torch.cat([a, torch.ones_like(a[:, :, :1])], 2)
+    if a.shape[2] < total.shape[-1]:
+        a = torch.cat([a, torch.ones_like(a[:, :, :1])], 2)  # of the bias
     D = rows(call.batched_out(at_least_float32(d)), call.geometry)
-    return ((D @ a.transpose(-1, -2)).sum(0), (D.abs() @ a.abs().transpose(-1, -2)).sum(0))
+    a = a.transpose(-1, -2)
+    return total + (D @ a).sum(0), size + (D.abs() @ a.abs()).sum(0)
 
 
 def _finite_loss(terms: list[_NamedTerm], losses: Tensor, number: int) -> float:
@@ -303,15 +263,9 @@ def _finite_loss(terms: list[_NamedTerm], losses: Tensor, number: int) -> float:
     return float(loss)
 
 
-def _tolerance(gradient: Tensor, weight: Tensor) -> float:
-    """Relative difference of two computations of a gradient; TF32 and float16 round early."""
-    if weight.dtype not in (torch.float32, torch.float64):
-        return 0.1
-    return 1e-3 if gradient.device.type == "cpu" else 2e-2
-
-
 def _unsupported_message(detector: nn.Module, lost: list[str], shared: list[str]) -> str:
-    idle = [name for name in lost if _is_layer(detector, name)]
+    owners = {name: detector.get_submodule(name.rpartition(".")[0]) for name in lost}
+    idle = [name for name, owner in owners.items() if isinstance(owner, LAYERS)]
     other = [name for name in lost if name not in idle]
     reasons = {
         "not, or not only, the weight or bias of a linear layer or convolution": other,
@@ -324,12 +278,6 @@ def _unsupported_message(detector: nn.Module, lost: list[str], shared: list[str]
         f"FitOptions(exclude={_shortest_names(detector, [*lost, *shared])!r}), or give depth as a "
         "list of module names"
     )
-
-
-def _is_layer(detector: nn.Module, name: str) -> bool:
-    """Whether a parameter belongs to a linear layer or convolution."""
-    owner = detector.get_submodule(name.rpartition(".")[0])
-    return isinstance(owner, (nn.Linear, nn.modules.conv._ConvNd))
 
 
 def _shortest_names(detector: nn.Module, names: list[str]) -> list[str]:

@@ -6,14 +6,15 @@ checkpoint of the items before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from boxcov._files.input_file import open_tensors
@@ -21,7 +22,8 @@ from boxcov._files.output_file import check_writable, remove_leftovers, to_json,
 from boxcov._torch.distributed import World
 from boxcov._torch.modules import hash_tensor
 from boxcov.errors import BoxcovError
-from boxcov.kfac.factors import check_count
+from boxcov.kfac.factors import FactorSums
+from boxcov.posterior.kronecker_block import Layer
 from boxcov.version import __version__
 
 FORMAT = 1
@@ -68,9 +70,7 @@ class Checkpoint:
 
     def __post_init__(self) -> None:
         if not self.every_seconds >= 0:  # NaN included
-            raise BoxcovError(
-                f"every_seconds must be a number of at least 0, got {self.every_seconds}"
-            )
+            raise BoxcovError(f"every_seconds must be at least 0, got {self.every_seconds}")
 
     def for_passes(self, count: int, world: World, settings: Mapping[str, Any]) -> list[Checkpoint]:
         """Return the checkpoint of each pass of this rank, whose file was checked.
@@ -78,23 +78,18 @@ class Checkpoint:
         settings: what decides the sums of the first pass, and in part those of the second.
         """
         own = world.rank_path(self.path)
-        passes = [replace(self, path=path) for path in (own, second_pass_path(own))[:count]]
-        for each in passes:
-            each._check_path(settings)
-        return passes
-
-    def _check_path(self, settings: Mapping[str, Any]) -> None:
-        """Raise if the file cannot be written, is another's, or exists and is not resumed from."""
-        path = Path(self.path)
-        if path.exists() and not self.resume:
-            with open_tensors(path, *_KIND) as (header, _):
-                _check_settings(header["settings"], settings)
-            raise BoxcovError(
-                f"{path}: checkpoint of an interrupted fit: continue it with resume=True "
-                "(--resume), or remove the file to start again"
-            )
-        check_writable(path)
-        remove_leftovers(path)
+        paths = (own, second_pass_path(own))[:count]
+        for path in paths:
+            if path.exists() and not self.resume:
+                with open_tensors(path, *_KIND) as (header, _):
+                    _check_settings(header["settings"], settings)
+                raise BoxcovError(
+                    f"{path}: checkpoint of an interrupted fit: continue it with resume=True "
+                    "(--resume), or remove the file to start again"
+                )
+            check_writable(path)
+            remove_leftovers(path)
+        return [replace(self, path=path) for path in paths]
 
 
 def second_pass_path(path: str | Path) -> Path:
@@ -120,6 +115,54 @@ def write_checkpoint(
         ) from error
 
 
+def pack_sums(sums: Iterable[FactorSums]) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+    """Return the tensors of a file and a header entry per layer; equal Q are stored once."""
+    tensors: dict[str, Tensor] = {}
+    entries = []
+    for number, one in enumerate(sums):
+        same = (name for name, Q in tensors.items() if "Q" in name and torch.equal(Q, one.Q))
+        names = {"Q": next(same, f"{number}.Q"), "H": f"{number}.H"}
+        tensors.setdefault(names["Q"], one.Q)
+        tensors[names["H"]] = one.H
+        counts = {"locations": one.locations, "reached": one.has_gradient}
+        entries.append({**one.layer.to_json(), **names, **counts})
+    return tensors, entries
+
+
+def unpack_sums(
+    entry: Mapping[str, Any], file: Any, parameters: Mapping[str, nn.Parameter]
+) -> FactorSums:
+    """Read the sums of one header entry; raise ValueError if they do not fit ``parameters``."""
+    layer = Layer.from_json(entry)
+    groups = layer.geometry.groups
+    for name, shape in ((layer.weight, tuple(layer.shape)), (layer.bias, (groups * layer.n_out,))):
+        if name is not None and (name not in parameters or tuple(parameters[name].shape) != shape):
+            raise ValueError(f"the detector has no parameter {name} of shape {shape}")
+    device = parameters[layer.weight].device
+    Q = read_sum(file, entry["Q"], [groups, layer.n_in, layer.n_in], device)
+    H = read_sum(file, entry["H"], [groups, layer.n_out, layer.n_out], device)
+    return FactorSums(layer, Q, H, check_count(entry["locations"]), bool(entry["reached"]))
+
+
+def read_sum(file: Any, name: str, shape: list[int], device: torch.device) -> Tensor:
+    """Read a float64 tensor; its header is checked before memory is allocated."""
+    header = file.get_slice(name)
+    found = header.get_shape(), header.get_dtype()
+    if found != (shape, "F64"):
+        raise ValueError(f"{name} has shape {found[0]} and type {found[1]}, expected {shape}, F64")
+    tensor: Tensor = file.get_tensor(name)
+    if not bool(tensor.isfinite().all()):
+        raise ValueError(f"{name} holds a NaN or an infinity")
+    return tensor.to(device, copy=True)
+
+
+def check_count(count: Any) -> int:
+    """Return ``count`` if it is a valid count; raise ValueError otherwise."""
+    if type(count) is not int or not 0 <= count < 1 << 53:
+        raise ValueError(f"a count of {count!r}")
+    return count
+
+
 @contextmanager
 def read_checkpoint(
     path: str | Path, settings: Mapping[str, Any]
@@ -132,11 +175,9 @@ def read_checkpoint(
                 f"this version reads {FORMAT}"
             )
         _check_settings(header["settings"], settings)
-        counts = {
-            "next": check_count(header["next"]),
-            "skipped": [check_count(number) for number in header["skipped"]],
-        }
-        yield {**header, **counts, "item_sha256": str(header["item_sha256"])}, file
+        for number in (header["next"], *header["skipped"]):
+            check_count(number)
+        yield header, file
 
 
 def _check_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
@@ -145,17 +186,15 @@ def _check_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) -> Non
             "checkpoint of a fit with locations='gradient' or weights of frames, which this "
             "version does not have: remove the file to start again"
         )
-    current = {  # 0.1 did not store the configuration of a detector
-        name: value
+    changes = [
+        f"{name} was {saved.get(name)!r}, is {value!r}"
         for name, value in current.items()
-        if name in saved or not name.startswith("configuration ")
-    }
-    changed = [name for name in current if saved.get(name) != current[name]]
-    if changed:
-        changes = "; ".join(
-            f"{name} was {saved.get(name)!r}, is {current[name]!r}" for name in changed
-        )
+        if saved.get(name) != value
+        # 0.1 did not store the configuration of a detector
+        and (name in saved or not name.startswith("configuration "))
+    ]
+    if changes:
         raise BoxcovError(
-            f"checkpoint of another fit ({changes}): use the same settings, or remove the file to "
-            "start again"
+            f"checkpoint of another fit ({'; '.join(changes)}): use the same settings, or remove "
+            "the file to start again"
         )

@@ -23,7 +23,7 @@ from torch import Tensor
 from boxcov._torch.distributed import World
 from boxcov._torch.layers import at_least_float32, full_precision
 from boxcov.errors import BoxcovError, NotFiniteFrameError, join_names
-from boxcov.kfac.factors import check_count, read_sum
+from boxcov.kfac.checkpoint import check_count, read_sum
 from boxcov.kfac.losses import FrameLosses
 from boxcov.posterior.posterior import Posterior
 
@@ -48,25 +48,20 @@ class GradientMoments:
         digest = sha256()
         for block in self.kfac_posterior.blocks.values():
             for factor in (block.Q, block.H):
-                digest.update(factor.vectors.detach().cpu().contiguous().numpy().tobytes())
+                digest.update(factor.vectors.cpu().numpy().tobytes())
         return {"basis": digest.hexdigest()}
 
     def terms(self, inputs: Any, targets: Any, number: int) -> list[dict[str, Tensor]]:
         """Return what one item adds: the gradients of each of its frames, by parameter."""
-        aliases = self.losses.aliases
+        names, weights = zip(*self.losses.aliases.items())
         with torch.enable_grad():
             raw = self.losses.raw(inputs)
             losses = self.losses.compute(raw, inputs, targets, number).unbind()
         gradients = []
         for frame, loss in enumerate(losses):
-            grads = torch.autograd.grad(
-                loss,
-                list(aliases.values()),
-                retain_graph=frame + 1 < len(losses),
-                allow_unused=True,
-                materialize_grads=True,
-            )
-            gradients.append(dict(zip(aliases, grads)))
+            more = frame + 1 < len(losses)
+            grads = torch.autograd.grad(loss, weights, retain_graph=more, materialize_grads=True)
+            gradients.append(dict(zip(names, grads)))
         _check_finite(gradients, number)
         return gradients
 
@@ -83,11 +78,10 @@ class GradientMoments:
         """Return the posterior with the corrected eigenvalues."""
         if not self.frames:
             raise BoxcovError("the frames of the first pass are not there for the second one")
-        means = {name: total / self.frames for name, total in self.squares.items()}
-        blocks = {
-            name: replace(block, ekfac_eigenvalues=means[name].to(block.Q.values.dtype))
-            for name, block in self.kfac_posterior.blocks.items()
-        }
+        blocks = {}
+        for name, block in self.kfac_posterior.blocks.items():
+            mean = self.squares[name] / self.frames
+            blocks[name] = replace(block, ekfac_eigenvalues=mean.to(block.Q.values.dtype))
         return replace(self.kfac_posterior, blocks=blocks)
 
     # several processes, and checkpoints

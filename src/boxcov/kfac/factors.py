@@ -4,10 +4,7 @@
     H = mean over frames of the sum over locations of d d^T    (n_out, n_out)
 
 Only Q is divided by the number of locations T ("expand" scaling): dividing both would lose a
-factor T.
-
-    term of Q: sum over locations of a a^T    (G, n_in, n_in)
-    term of H: sum over locations of d d^T    (G, n_out, n_out)
+factor T. A term is the sum over the locations of one call.
 
 A detector's head has dozens of layers of few shapes, and a GPU needs less time for one of their
 products than for its launch. So inputs of equal shape are collected until the pass is over and
@@ -17,7 +14,8 @@ each product at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,8 +41,10 @@ class FactorSums:
 
     @staticmethod
     def zeros(layer: Layer, device: torch.device) -> FactorSums:
-        sizes = [(layer.geometry.groups, n, n) for n in (layer.n_in, layer.n_out)]
-        Q, H = (torch.zeros(size, dtype=torch.float64, device=device) for size in sizes)
+        Q, H = (
+            torch.zeros(layer.geometry.groups, n, n, dtype=torch.float64, device=device)
+            for n in (layer.n_in, layer.n_out)
+        )
         return FactorSums(layer, Q, H)
 
     def identity(self) -> tuple[Tensor, Tensor]:
@@ -62,7 +62,8 @@ def kronecker_blocks(
     for layer, Q, H in factors:
         weight = parameters[layer.weight].detach()
         dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
-        eigen_Q = next((eigen for other, eigen in decomposed if _equal(other, Q)), None)
+        # layers that read the same tensor have bitwise equal Q
+        eigen_Q = next((eigen for other, eigen in decomposed if torch.equal(other, Q)), None)
         if eigen_Q is None:
             eigen_Q = Eigendecomposition.of(Q, dtype)
             decomposed.append((Q, eigen_Q))
@@ -71,11 +72,6 @@ def kronecker_blocks(
         eigen_H = Eigendecomposition.of(H, dtype)
         blocks[layer.name] = KroneckerBlock(layer, eigen_Q, eigen_H, square_norm)
     return blocks
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    """Layers that read the same tensor have bitwise equal Q."""
-    return one.shape == other.shape and torch.equal(one, other)
 
 
 # terms of one batch
@@ -162,7 +158,10 @@ def output_terms(Ds: Sequence[Tensor], batched: bool) -> list[Term]:
         kinds.setdefault((D.shape, D.dtype, D.device), []).append(number)
     terms: dict[int, Term] = {}
     for numbers in kinds.values():
-        for chunk in _chunks(numbers, Ds[numbers[0]]):
+        like = Ds[numbers[0]]
+        step = max(1, MAX_BYTES // max(1, like.numel() * max(4, like.element_size())))
+        for start in range(0, len(numbers), step):
+            chunk = numbers[start : start + step]
             D = _joined([Ds[n] for n in chunk])
             values = gram(at_least_float32(D)).unflatten(0, (len(chunk), -1))
             terms |= zip(chunk, Term.unbind(values))
@@ -178,81 +177,14 @@ def _joined(Ds: list[Tensor]) -> Tensor:
     return torch.cat(Ds, 1)
 
 
-def _chunks(numbers: list[int], like: Tensor) -> Iterator[list[int]]:
-    step = max(1, MAX_BYTES // max(1, like.numel() * max(4, like.element_size())))
-    for start in range(0, len(numbers), step):
-        yield numbers[start : start + step]
-
-
 def add_terms(pairs: Iterable[tuple[Tensor, Term]]) -> None:
     """Add each term to its sum in place, many sums per kernel but each sum once per kernel."""
-    rounds: list[list[tuple[Tensor, Tensor]]] = []
-    counts: dict[int, int] = {}
+    rounds: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
+    counts: Counter[int] = Counter()
     for total, term in pairs:
-        turn = counts[id(total)] = counts.get(id(total), -1) + 1
-        if turn == len(rounds):
-            rounds.append([])
-        rounds[turn].append((total, term.value))
-    for each in rounds:
-        torch._foreach_add_([total for total, _ in each], [value for _, value in each])
-
-
-# checkpoint files
-
-
-def pack_sums(sums: Iterable[FactorSums]) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
-    """Return the tensors of a checkpoint and a header entry per layer; equal Q are stored once."""
-    tensors: dict[str, Tensor] = {}
-    entries = []
-    for number, one in enumerate(sums):
-        stored = (name for name, Q in tensors.items() if name.endswith("Q") and _equal(Q, one.Q))
-        name_Q = next(stored, None)
-        if name_Q is None:
-            tensors[name_Q := f"{number}.Q"] = one.Q
-        tensors[f"{number}.H"] = one.H
-        entries.append(
-            {
-                **one.layer.to_json(),
-                "Q": name_Q,
-                "H": f"{number}.H",
-                "locations": one.locations,
-                "reached": one.has_gradient,
-            }
-        )
-    return tensors, entries
-
-
-def unpack_sums(
-    entry: Mapping[str, Any], file: Any, parameters: Mapping[str, nn.Parameter]
-) -> FactorSums:
-    """Read the sums of one header entry; raise ValueError if they do not fit ``parameters``."""
-    layer = Layer.from_json(entry)
-    groups = layer.geometry.groups
-    for name, shape in ((layer.weight, tuple(layer.shape)), (layer.bias, (groups * layer.n_out,))):
-        if name is not None and (name not in parameters or tuple(parameters[name].shape) != shape):
-            raise ValueError(f"the detector has no parameter {name} of shape {shape}")
-    device = parameters[layer.weight].device
-    Q = read_sum(file, entry["Q"], [groups, layer.n_in, layer.n_in], device)
-    H = read_sum(file, entry["H"], [groups, layer.n_out, layer.n_out], device)
-    return FactorSums(layer, Q, H, check_count(entry["locations"]), bool(entry["reached"]))
-
-
-def check_count(count: Any) -> int:
-    """Return ``count`` if it is a valid count; raise ValueError otherwise."""
-    if type(count) is not int or not 0 <= count < 1 << 53:
-        raise ValueError(f"a count of {count!r}")
-    return count
-
-
-def read_sum(file: Any, name: str, shape: list[int], device: torch.device) -> Tensor:
-    """Read a float64 tensor; its header is checked before memory is allocated."""
-    header = file.get_slice(name)
-    if header.get_shape() != shape or header.get_dtype() != "F64":
-        raise ValueError(
-            f"{name} has shape {header.get_shape()} and type {header.get_dtype()}, "
-            f"expected {shape} and F64"
-        )
-    tensor: Tensor = file.get_tensor(name)
-    if not bool(tensor.isfinite().all()):
-        raise ValueError(f"{name} holds a NaN or an infinity")
-    return tensor.to(device, copy=True)
+        totals, values = rounds.setdefault(counts[id(total)], ([], []))
+        totals.append(total)
+        values.append(term.value)
+        counts[id(total)] += 1
+    for totals, values in rounds.values():
+        torch._foreach_add_(totals, values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 from warnings import warn
 
@@ -19,11 +19,15 @@ from boxcov.kfac.accumulate import Accumulator
 from boxcov.kfac.checkpoint import Checkpoint
 from boxcov.kfac.ekfac import GradientMoments
 from boxcov.kfac.factors import kronecker_blocks
-from boxcov.kfac.losses import FrameLosses, select_parameters
+from boxcov.kfac.losses import FrameLosses, has_length, select_parameters
 from boxcov.kfac.passes import Items, NonFinite, Pass, Progress, load_item
-from boxcov.posterior.kronecker_block import check_precisions
-from boxcov.posterior.posterior import FisherKind, Form, Posterior
-from boxcov.posterior.prior import auto_prior_precision
+from boxcov.posterior.kronecker_block import (
+    DECADES,
+    check_precisions,
+    evidence_rises,
+    maximize_evidence,
+)
+from boxcov.posterior.posterior import EVIDENCE_LAYERS, FisherKind, Form, Posterior
 
 _EMPTY = "the data set is empty: fit needs at least one frame"
 
@@ -87,9 +91,8 @@ def fit(
     n_data: number of training frames; by default the number of frames in ``frames``, also if
         ``options.fraction`` uses only a share of them.
     prior_precision: precision tau of the Gaussian prior, or "auto": one per layer, from the
-        marginal likelihood or the RMS of the weights, see
-        ``boxcov.posterior.prior.auto_prior_precision``. ``Posterior.with_prior`` sets one
-        value per layer. The form "paper" has no prior.
+        marginal likelihood or the RMS of the weights, see ``auto_prior_precision``.
+        ``Posterior.with_prior`` sets one value per layer. The form "paper" has no prior.
     fisher: "empirical" (the paper), "mc" (the detector samples the targets, so frames may be
         (inputs, None)), or "identity" (a baseline).
     options: see ``FitOptions``.
@@ -107,8 +110,9 @@ def fit(
     (4, 1000.0)
     """
     check_type(detector)
-    _check_arguments(frames, fisher, options)
-    tau = _initial_prior_precision(prior_precision, n_data)
+    _check_arguments(frames, prior_precision, fisher, options)
+    tau = 1.0 if isinstance(prior_precision, str) else prior_precision  # "auto" is chosen last
+    check_precisions(1.0 if n_data is None else n_data, tau, "all layers")
     check_finite_weights(detector)
     parameters = select_parameters(detector, depth, options.exclude)
     world = World.current() if distributed else World()
@@ -120,20 +124,13 @@ def fit(
     if checkpoint is not None:  # checked before any work is done
         checkpoints = checkpoint.for_passes(n_passes, world, settings)
     total = None if items.expected is None else items.expected * n_passes
-    sample_seed = options.seed if fisher == "mc" else None
-    losses = FrameLosses(detector, parameters, sample_seed)
+    losses = FrameLosses(detector, parameters, options.seed if fisher == "mc" else None)
     accumulator = Accumulator(losses)
     if fisher == "identity":
         frames_read, items_read, skipped = _find_layers(accumulator, frames, options), 1, 0
         factors = [(sums.layer, *sums.identity()) for sums in accumulator.sums.values()]
     else:
-        first = Pass(
-            items,
-            accumulator,
-            settings,
-            checkpoint=checkpoints[0],
-            nonfinite=options.nonfinite,
-        )
+        first = Pass(items, accumulator, settings, checkpoints[0], options.nonfinite)
         first.run(progress, total)
         items_read, skipped = first.count_items()
         accumulator.reduce(world)
@@ -158,15 +155,8 @@ def fit(
     if options.ekfac:
         moments = GradientMoments(posterior, losses)
         settings = {**settings, **moments.settings()}
-        second = Pass(
-            items,
-            moments,
-            settings,
-            checkpoint=checkpoints[1],
-            nonfinite=options.nonfinite,
-            left_out=first.skipped,
-        )
-        second.run(progress, total, first.next_item)
+        second = Pass(items, moments, settings, checkpoints[1], options.nonfinite)
+        second.run(progress, total, first)
         moments.reduce(world)
         posterior = moments.posterior()
     if prior_precision == "auto" and options.form == "eigen":
@@ -174,22 +164,52 @@ def fit(
     return posterior
 
 
+def auto_prior_precision(posterior: Posterior, detector: Detector) -> Posterior:
+    """Return the posterior with a prior precision for each layer that fits the layer's weights.
+
+    The marginal likelihood ("evidence") of a layer with weights theta is largest where
+    ``tau |theta|^2 = gamma``, the number of weights that the data determine. If they determine few,
+    it explains all of |theta|^2 by those, and the prior of the others is far wider than any weight.
+    So the evidence decides only if its prior variance 1 / tau is at most twice the mean square of
+    the layer's weights, biases not included. Otherwise 1 / tau is that mean square.
+    """
+    posterior.check_detector(detector)
+    weights = dict(detector.named_parameters(remove_duplicate=False))
+    squares = {
+        name: float(weights[block.layer.weight].detach().double().square().mean())
+        for name, block in posterior.blocks.items()
+    }
+    low, high = (10**x for x in DECADES)
+    precisions = {name: max(1 / max(square, low), low) for name, square in squares.items()}
+    by_evidence = [
+        name
+        for name, block in posterior.blocks.items()
+        if precisions[name] < high
+        and evidence_rises([block], posterior.n_data, precisions[name] / 2)
+    ]
+    for name in by_evidence:
+        precisions[name] = maximize_evidence([posterior.blocks[name]], posterior.n_data)
+    if zero := [name for name, square in squares.items() if square == 0]:
+        message = (
+            f"all weights of {join_names(zero)} are 0, so that their prior has the smallest "
+            "standard deviation, 1e-4: give prior_precision as a number if that is too narrow"
+        )
+        warn(message, BoxcovWarning, stacklevel=4)
+    chosen = posterior.with_prior(precisions)
+    return replace(chosen, meta={**chosen.meta, EVIDENCE_LAYERS: ",".join(by_evidence)})
+
+
 def _find_layers(accumulator: Accumulator, frames: Iterable[Any], options: FitOptions) -> int:
     """Find the layers by a forward pass of one item; return the number of its frames."""
     for number, item in Items(frames, options.fraction, options.seed, World()).starting_at(0):
         inputs, targets = load_item(item, number, accumulator.device)
         accumulator.find_layers(inputs)
-        return _count_frames(inputs, targets)
+        if has_length(targets):
+            return len(targets)
+        if isinstance(inputs, (list, tuple)):
+            return len(inputs)
+        return len(next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)))
     raise BoxcovError(_EMPTY)
-
-
-def _count_frames(inputs: Any, targets: Any) -> int:
-    """Return the number of frames of an item whose loss is not computed."""
-    if isinstance(targets, list) or (isinstance(targets, Tensor) and targets.dim()):
-        return len(targets)
-    if isinstance(inputs, (list, tuple)):
-        return len(inputs)
-    return len(next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)))
 
 
 def _checkpoint_settings(
@@ -206,61 +226,43 @@ def _checkpoint_settings(
     }
 
 
-def _initial_prior_precision(prior_precision: float | str, n_data: float | None) -> float:
-    """Return the prior precision, for "auto" 1 until it is chosen; raise if it is out of range."""
+def _check_arguments(
+    frames: Iterable[Any], prior_precision: Any, fisher: str, options: FitOptions
+) -> None:
     if isinstance(prior_precision, str | Mapping) and prior_precision != "auto":
         raise BoxcovError(
             f"prior_precision must be 'auto' or a number, got {prior_precision!r}: "
             "Posterior.with_prior sets one per layer afterwards"
         )
-    tau = 1.0 if isinstance(prior_precision, str) else prior_precision
-    check_precisions(1.0 if n_data is None else n_data, tau, "all layers")
-    return tau
-
-
-def _check_arguments(frames: Iterable[Any], fisher: str, options: FitOptions) -> None:
     check_choice("fisher", fisher, FisherKind)
-    if not options.ekfac:
-        return
-    if isinstance(frames, Iterator):
+    if options.ekfac and isinstance(frames, Iterator):
         raise BoxcovError(
             f"ekfac reads the frames twice, but a {type(frames).__name__} can be read only once: "
             "give a list or a sequence"
         )
-    if fisher == "identity":
+    if options.ekfac and fisher == "identity":
         raise BoxcovError("ekfac needs gradients: fisher='identity' has none")
 
 
 def _check_factors(accumulator: Accumulator, skipped: int) -> None:
-    """Raise if no frame was added, a layer saw no location, or the loss does not depend on a layer.
-
-    Warn of layers whose gradients are all zero.
-    """
-    frames, sums = accumulator.frames, accumulator.sums
-    if not frames:
+    """Raise if no frame was added, or nothing reached a layer; warn of gradients of zero."""
+    if not accumulator.frames:
         raise BoxcovError(
             f"inputs, loss or gradients of all {skipped} items are not finite: none is left to fit"
             if skipped
             else _EMPTY
         )
-    unseen = [name for name, one in sums.items() if not one.locations]
-    if unseen:
+    frames, sums = counted(accumulator.frames, "frame"), accumulator.sums
+    if unseen := [name for name, one in sums.items() if not one.locations]:
         raise BoxcovError(
-            f"{join_names(unseen)} saw no location in {counted(frames, 'frame')}: "
-            "give frames with something in them"
+            f"{join_names(unseen)} saw no location in {frames}: give frames with something in them"
         )
-    cut_off = [name for name, one in sums.items() if not one.has_gradient]
-    if cut_off:
+    if cut_off := [name for name, one in sums.items() if not one.has_gradient]:
         modules = [sums[name].layer.name for name in cut_off]
         raise BoxcovError(
             f"the loss has no gradient for {join_names(cut_off)}: "
             f"leave them out with FitOptions(exclude={modules!r}), or let loss() use their output"
         )
-    flat = [name for name, one in sums.items() if not bool(one.H.any())]
-    if flat:
-        warn(
-            f"the loss of {counted(frames, 'frame')} has a zero gradient for {join_names(flat)}: "
-            "the posterior there is the prior",
-            BoxcovWarning,
-            stacklevel=4,
-        )
+    if flat := [name for name, one in sums.items() if not bool(one.H.any())]:
+        message = f"the loss of {frames} has a zero gradient for {join_names(flat)}"
+        warn(f"{message}: the posterior there is the prior", BoxcovWarning, stacklevel=4)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from boxcov._torch.modules import fresh, shadow
 from boxcov.detector import Detector, part_modules
 from boxcov.errors import BoxcovError, NotFiniteFrameError, join_names
 
+LAYERS = (nn.Linear, nn.modules.conv._ConvNd)  # whose weights a posterior can hold
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 _WRAPPED = "model."  # the names of a model inside boxcov.wrap begin with it
 
@@ -31,16 +32,15 @@ def select_parameters(
             f"exclude must be a list of module names, got the string {exclude!r}: "
             f"write exclude=[{exclude!r}]"
         )
-    modules = _modules(detector, depth)
     parameters = dict(detector.named_parameters())
-    constant = {id(p) for module in modules for p in _norm_parameters(module)}
+    modules = _modules(detector, depth)
+    inside = {id(p) for module in modules for p in module.parameters() if p.is_floating_point()}
+    norms = [child for module in modules for child in module.modules() if _is_norm(child)]
+    inside -= {id(p) for norm in norms for p in norm.parameters(recurse=False)}
     for name in exclude:
         own = parameters.get(name, parameters.get(f"{_WRAPPED}{name}"))
-        if own is not None:
-            constant.add(id(own))
-        else:
-            constant |= {id(p) for p in _module(detector, name, "exclude").parameters()}
-    inside = {id(p) for module in modules for p in module.parameters()} - constant
+        out = _module(detector, name, "exclude").parameters() if own is None else [own]
+        inside -= {id(p) for p in out}
     selected = {name: p for name, p in parameters.items() if id(p) in inside}
     if not selected:
         raise BoxcovError(f"depth {depth!r} has no weights for a posterior")
@@ -56,12 +56,8 @@ def _modules(detector: Detector, depth: str | Sequence[str]) -> list[nn.Module]:
             f"depth {depth!r} is not a part of this detector: it has {', '.join(parts)}; "
             "a list of module names is accepted too"
         )
-    modules: list[nn.Module] = []
-    for name, part in parts.items():
-        modules.extend(part)
-        if name == depth:
-            break
-    return modules
+    last = list(parts).index(depth)
+    return [module for part in list(parts.values())[: last + 1] for module in part]
 
 
 def _module(detector: Detector, name: str, argument: str) -> nn.Module:
@@ -69,23 +65,18 @@ def _module(detector: Detector, name: str, argument: str) -> nn.Module:
     found = modules.get(name, modules.get(f"{_WRAPPED}{name}"))
     if found is None:
         similar = [known for known in modules if known and (name in known or known in name)]
-        hint = "detector.named_modules() lists them"
-        if similar:
-            hint = f"did you mean {join_names(similar, 4)}?"
+        hint = (
+            f"did you mean {join_names(similar, 4)}?" if similar else "named_modules() lists them"
+        )
         raise BoxcovError(
             f"{argument} names the module {name!r}, which the detector does not have: {hint}"
         )
     return found
 
 
-def _norm_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
-    """Yield scales and shifts of norm layers: KFAC covers linear layers and convolutions."""
-    for child in module.modules():
-        by_name = "Norm" in type(child).__name__ and not isinstance(
-            child, (nn.Linear, nn.modules.conv._ConvNd)
-        )
-        if isinstance(child, _NORMS) or by_name:
-            yield from child.parameters(recurse=False)
+def _is_norm(module: nn.Module) -> bool:
+    is_named_so = "Norm" in type(module).__name__ and not isinstance(module, LAYERS)
+    return is_named_so or isinstance(module, _NORMS)
 
 
 class FrameLosses:
@@ -103,17 +94,15 @@ class FrameLosses:
         parameters: Mapping[str, nn.Parameter],
         sample_seed: int | None = None,
     ) -> None:
-        everything = dict(detector.named_parameters())
+        chosen = {id(p) for p in parameters.values()}
         aliases = {
-            name: nn.Parameter(p.detach(), requires_grad=name in parameters)
-            for name, p in everything.items()
+            id(p): nn.Parameter(p.detach(), requires_grad=id(p) in chosen)
+            for p in detector.parameters()
             if p.is_floating_point()
         }
         self.parameters = parameters
-        self.aliases = {name: aliases[name] for name in parameters}
-        self.detector = shadow(
-            detector, {id(p): aliases[name] for name, p in everything.items() if name in aliases}
-        )
+        self.aliases = {name: aliases[id(p)] for name, p in parameters.items()}
+        self.detector = shadow(detector, aliases)
         self.device = next(iter(parameters.values())).device
         self.sample_seed = sample_seed
 
@@ -122,15 +111,10 @@ class FrameLosses:
         return self.detector(fresh(inputs))
 
     def compute(self, raw: Any, inputs: Any, targets: Any, number: int) -> Tensor:
-        """Return the checked loss of each frame (B,) of item ``number``.
-
-        ``targets`` are copied, because loss() may change them.
-        """
+        """Return the checked loss of each frame (B,); loss() gets a copy of ``targets``."""
         most = most_frames(inputs, targets)
         if self.sample_seed is not None:
-            seed = 1_000_003 * self.sample_seed + number  # does not depend on the items before
-            generator = torch.Generator(self.device).manual_seed(seed)
-            targets = _sample_targets(self.detector, raw, generator)
+            targets = self._sample_targets(raw, self.sample_seed, number)
         losses = _frame_losses(self.detector, raw, fresh(targets), number)
         if most is not None and len(losses) > most:
             raise BoxcovError(
@@ -138,6 +122,18 @@ class FrameLosses:
                 "return the sum over each frame's locations or boxes, shape (B,)"
             )
         return losses
+
+    def _sample_targets(self, raw: Any, sample_seed: int, number: int) -> Any:
+        seed = 1_000_003 * sample_seed + number  # does not depend on the items before
+        with torch.no_grad():
+            generator = torch.Generator(self.device).manual_seed(seed)
+            targets = self.detector.sample_targets(raw, generator)
+        if targets is None:
+            raise BoxcovError(
+                f'fisher="mc" samples targets, but {type(self.detector).__name__} has no method '
+                'sample_targets(raw, generator): add it, or use fisher="empirical" with labels'
+            )
+        return targets
 
 
 def _frame_losses(detector: Detector, raw: Any, targets: Any, number: int) -> Tensor:
@@ -149,16 +145,18 @@ def _frame_losses(detector: Detector, raw: Any, targets: Any, number: int) -> Te
         raise BoxcovError(
             f"the targets of item {number} do not fit the detector: {type(error).__name__}: {error}"
         ) from error
-    if not isinstance(losses, Tensor) or losses.dim() != 1 or not len(losses):
-        form = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+    is_tensor = isinstance(losses, Tensor)
+    if not is_tensor or losses.dim() != 1 or not len(losses):
+        form = tuple(losses.shape) if is_tensor else type(losses).__name__
         raise BoxcovError(
             f"loss() must return one value per frame, shape (B,), got {form}: "
             "a mean over the batch hides the gradients of the frames"
         )
-    if not bool(losses.isfinite().all()):
-        bad = [i for i, ok in enumerate(losses.isfinite().tolist()) if not ok]
+    is_finite = losses.isfinite().tolist()
+    if not all(is_finite):
+        frame = is_finite.index(False)
         raise NotFiniteFrameError(
-            f"the loss of item {number} is {losses[bad[0]].item()} in its frame {bad[0]}: "
+            f"the loss of item {number} is {losses[frame].item()} in its frame {frame}: "
             "its inputs or targets hold a NaN, an infinity or a value out of range"
         )
     if not losses.requires_grad:
@@ -169,34 +167,19 @@ def _frame_losses(detector: Detector, raw: Any, targets: Any, number: int) -> Te
     return losses
 
 
-def _sample_targets(detector: Detector, raw: Any, generator: torch.Generator) -> Any:
-    with torch.no_grad():
-        targets = detector.sample_targets(raw, generator)
-    if targets is None:
-        raise BoxcovError(
-            f'fisher="mc" samples targets, but {type(detector).__name__} has no method '
-            'sample_targets(raw, generator): add it, or use fisher="empirical" with labelled frames'
-        )
-    return targets
-
-
 def most_frames(inputs: Any, targets: Any) -> int | None:
     """Return an upper bound of the number of frames of a batch, or None if it is unknown.
 
     It is read from the first dimension of tensors and the length of lists. A list of inputs may
     hold one entry per frame or the parts of one input: it counts only with a list of targets.
     """
-    if isinstance(inputs, Mapping):
-        known = [value for value in inputs.values() if isinstance(value, (Tensor, list))]
-    elif isinstance(inputs, Tensor) or (
-        isinstance(inputs, list) and isinstance(targets, (Tensor, list))
-    ):
-        known = [inputs]
-    else:
-        return None
-    counts = [
-        len(each)
-        for each in (*known, targets)
-        if isinstance(each, list) or (isinstance(each, Tensor) and each.dim())
-    ]
+    known = list(inputs.values()) if isinstance(inputs, Mapping) else [inputs]
+    known = [value for value in known if isinstance(value, (Tensor, list))]
+    if isinstance(inputs, list) and not isinstance(targets, (Tensor, list)):
+        known = []
+    counts = [len(each) for each in (*known, targets) if has_length(each)]
     return max(counts, default=None) if known else None
+
+
+def has_length(value: Any) -> bool:
+    return isinstance(value, list) or (isinstance(value, Tensor) and value.dim() > 0)

@@ -5,7 +5,7 @@ An item is one batch of frames. A pass that is interrupted leaves a checkpoint o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import suppress
 from math import ceil
 from pathlib import Path
@@ -45,8 +45,7 @@ class Items:
         self.frames, self.fraction, self.world = frames, fraction, world
         self.size = len(frames) if isinstance(frames, Sized) else None
         self._stream_length: int | None = None  # known once a stream was read to its end
-        has_items = hasattr(frames, "__getitem__") and not isinstance(frames, Mapping)
-        self._indexable = bool(self.size) and has_items
+        self._indexable = hasattr(frames, "__getitem__") and not isinstance(frames, Mapping)
         self.expected: int | None = None  # number of items used; None for a stream
         self._subset: list[int] | None = None
         if self.size is not None:
@@ -67,7 +66,8 @@ class Items:
 
         Of an indexable sequence only these items are read; a stream is read from its beginning.
         """
-        if self._subset is not None or (self._indexable and (start or not self.world.is_single)):
+        is_partial = start or not self.world.is_single
+        if self._subset is not None or (self.size and self._indexable and is_partial):
             numbers = list(filter(self.world.owns, range(start, self.expected or 0)))
             places = numbers if self._subset is None else [self._subset[n] for n in numbers]
             yield from zip(numbers, load_items(self.frames, places))  # type: ignore[arg-type]
@@ -123,7 +123,6 @@ class Pass:
     """One pass over the items of this rank, which can be interrupted and resumed.
 
     settings: everything that decides the sums, by name; a checkpoint of others is refused.
-    left_out: numbers of the items that an earlier pass left out.
     """
 
     def __init__(
@@ -131,13 +130,11 @@ class Pass:
         items: Items,
         sums: PassSums,
         settings: Mapping[str, Any],
-        *,
         checkpoint: Checkpoint | None,
         nonfinite: NonFinite,
-        left_out: Sequence[int] = (),
     ) -> None:
         self.items, self.sums, self.settings = items, sums, settings
-        self.checkpoint, self.nonfinite, self.left_out = checkpoint, nonfinite, left_out
+        self.checkpoint, self.nonfinite = checkpoint, nonfinite
         self.next_item = 0
         self.skipped: list[int] = []  # numbers of the items left out
         self._item_hash = ""  # of the last item of the run that is resumed
@@ -151,15 +148,18 @@ class Pass:
                 self.next_item = header["next"]
         self._saved_items = self.next_item
 
-    def run(self, progress: Progress | None, total: int | None, done: int = 0) -> None:
+    def run(
+        self, progress: Progress | None, total: int | None, earlier: Pass | None = None
+    ) -> None:
         """Add all items; saves the sums at an interval, on an error and at the end.
 
-        progress: called with the number of items done, ``done`` before this pass, and ``total``.
+        earlier: the pass before, whose skipped items are left out, and whose items count as done.
         """
+        done, left_out = (0, []) if earlier is None else (earlier.next_item, earlier.skipped)
         with self.items.world.label_errors():
             try:
                 for number, item in self._remaining():
-                    self._add(number, item)
+                    self._add(number, item, number in left_out)
                     if progress is not None:
                         progress(done + number + 1, total)
             except BaseException as error:
@@ -177,34 +177,30 @@ class Pass:
         return int(added), int(skipped)
 
     def _remaining(self) -> Iterator[tuple[int, Any]]:
-        """Return the items still to be processed.
-
-        The last item of a resumed run is read again, to check that the data are the same.
-        """
+        """Return the items still to be processed, of the data of the run that is resumed."""
         remaining = self.items.starting_at(max(self.next_item - 1, 0))
         if self.checkpoint is not None and self.next_item:
             item = next(remaining, (None, None))[1]
             if hash_item(item) != self._item_hash:
                 raise BoxcovError(
                     f"{self.checkpoint.path}: made from other data: item {self.next_item - 1} has "
-                    "changed. Give the same frames in the same order, or remove the file to start "
-                    "again"
+                    "changed. Give the same frames in the same order, or remove the file"
                 )
             self._last_item = item
         return remaining
 
-    def _add(self, number: int, item: Any) -> None:
-        """Add an item to the sums and count it; save if it is time."""
-        terms = None if number in self.left_out else self._terms(number, item)
+    def _add(self, number: int, item: Any, left_out: bool) -> None:
+        """Add an item to the sums, unless it is left out, and count it; save if it is time."""
+        terms = None if left_out else self._terms(number, item)
         self._is_partial = True  # until the item is counted: an interrupt may come at any moment
         if terms is not None:
             self.sums.add(terms)
-        elif number not in self.left_out:
+        elif not left_out:
             self.skipped.append(number)
         self.next_item, self._last_item = number + 1, item
         self._is_partial = False
-        every = None if self.checkpoint is None else self.checkpoint.every_seconds
-        if every is not None and monotonic() - self._saved_at >= every:
+        every = torch.inf if self.checkpoint is None else self.checkpoint.every_seconds
+        if monotonic() - self._saved_at >= every:
             self.save()
 
     def _terms(self, number: int, item: Any) -> Any:

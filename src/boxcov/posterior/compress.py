@@ -3,7 +3,7 @@
 Of an input factor ``Q = U diag(l) U^T``, eigenvalues that are close to each other compared with the
 prior are replaced by one number, and their eigenvectors by any basis of the same space: low rank
 plus a multiple of the identity. The other eigenvectors are stored as rounded Householder
-reflections (``householder.py``). The result is another factor Q'. A layer's precision is
+reflections. The result is another factor Q'. A layer's precision is
 ``n m_p Q + tau I`` for each eigenvalue m_p of H. With m the largest, ``a = tau / (n m)`` and
 
     delta = || (Q + a I)^-1/2 (Q' - Q) (Q + a I)^-1/2 ||_2,
@@ -15,21 +15,31 @@ entry of every box's covariance, on any frame. delta is computed from the values
 back from the file.
 
 Eigenvalues far below ``tau / (n m)`` all have the variance 1 / tau and become one number.
+
+r orthonormal columns in n dimensions have n r - r (r + 1) / 2 degrees of freedom. Householder
+reflections need no more numbers: up to signs, the columns are the first r of
+
+    R_1 R_2 ... R_r,    R_j = I - 2 v_j v_j^T / (v_j^T v_j),    v_j = (0, ..., 0, 1, stored),
+
+and the other n - r columns are a basis of the complement. A reflection is orthogonal for any v_j,
+so the numbers can be rounded to 16 bits, and even a damaged file holds an orthonormal basis.
+Column j depends on the first j reflections only: those that must be exact come first.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from boxcov._torch.layers import full_precision
 from boxcov.errors import BoxcovError, join_names
-from boxcov.posterior.householder import pack
 from boxcov.posterior.kronecker_block import Eigendecomposition
 from boxcov.posterior.posterior import Posterior
 
+STEPS = 32767  # largest int16
+TENSORS = ("exact", "rounded", "scale", "values", "rest")  # of a packed factor
 _ROUNDING = 6e-5  # approximate relative rounding error of a reflection in 16 bits
 _MERGING = 0.9  # share of delta for merged eigenvalues; the rest is for rounding
 
@@ -42,24 +52,20 @@ def compress(posterior: Posterior, error: float = 0.01) -> Posterior:
     """
     _check(posterior, error)
     max_delta = error / (1 + error)
+    factors: dict[int, Eigendecomposition] = {}  # by id: layers may share one
     floors: dict[int, Tensor] = {}
     for name, block in posterior.blocks.items():
         largest = posterior.n_data * block.H.values.double().amax(1)
         floor = posterior.tau(name) / largest.clamp(min=1e-300)
+        factors[id(block.Q)] = block.Q
         floors[id(block.Q)] = torch.minimum(floors.get(id(block.Q), floor), floor)
-    compressed: dict[int, tuple[Eigendecomposition, float]] = {}
-    for block in posterior.blocks.values():
-        if id(block.Q) not in compressed:
-            compressed[id(block.Q)] = _compress_factor(block.Q, floors[id(block.Q)], max_delta)
+    compressed = {key: _compress_factor(Q, floors[key], max_delta) for key, Q in factors.items()}
     blocks = {
         name: replace(block, Q=compressed[id(block.Q)][0])
         for name, block in posterior.blocks.items()
     }
-    return replace(
-        posterior,
-        blocks=blocks,
-        error=_variance_error(max(delta for _, delta in compressed.values())),
-    )
+    delta = max(delta for _, delta in compressed.values())
+    return replace(posterior, blocks=blocks, error=_variance_error(delta))
 
 
 def error_under_prior(error: float, ratio: float) -> float:
@@ -83,11 +89,10 @@ def _check(posterior: Posterior, error: float) -> None:
         raise BoxcovError(
             "compressing needs form='eigen': the paper's form has no prior to compare with"
         )
-    corrected = [name for name, block in posterior.blocks.items() if not block.is_kronecker]
-    if corrected:
+    if posterior.ekfac_layers:
         raise BoxcovError(
-            f"the Fisher of {join_names(corrected)} comes from a second pass and cannot be "
-            "compressed: fit without ekfac"
+            f"the Fisher of {join_names(posterior.ekfac_layers)} comes from a second pass and "
+            "cannot be compressed: fit without ekfac"
         )
 
 
@@ -144,3 +149,90 @@ def difference(factor: Eigendecomposition, other: Eigendecomposition, floor: Ten
     half = turn * (other_s.unsqueeze(1) / s.unsqueeze(2)).sqrt()
     ratios = torch.linalg.eigvalsh(half @ half.transpose(1, 2))
     return float((ratios - 1).abs().max())
+
+
+# factors as reflections, in a quarter of the memory
+
+
+@dataclass(frozen=True)
+class PackedFactor:
+    """r eigenvectors of G factors as reflections: the first c exact, the others rounded."""
+
+    size: int  # n
+    exact: Tensor  # (G, numbers of c reflections)
+    rounded: Tensor  # (G, numbers of r - c reflections) int16
+    scale: Tensor  # (G, r - c) of each rounded reflection
+    values: Tensor  # (G, r) in the order of the reflections
+    rest: Tensor  # (G,) the eigenvalue of all other directions
+
+    @property
+    def rank(self) -> int:
+        return self.values.shape[1]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors by their names in a file."""
+        return {name: getattr(self, name) for name in TENSORS}
+
+    def unpack(self) -> tuple[Tensor, Tensor]:
+        """Return the eigenvectors (G, n, n), in columns, and ascending eigenvalues (G, n)."""
+        n, r = self.size, self.rank
+        G, dtype = len(self.values), self.values.dtype
+        v = torch.zeros(G, n, n, dtype=torch.float64, device=self.values.device)
+        counts = torch.tensor(_counts(n, r)[r - self.scale.shape[1] :], device=v.device).long()
+        rounded = self.rounded * self.scale.double().repeat_interleave(counts, 1)
+        v[:, :r][:, _stored_mask(n, r, v.device)] = torch.cat([self.exact.double(), rounded], 1)
+        tau = 2 / (1 + v[:, :r].square().sum(2))
+        v = torch.linalg.householder_product(v.transpose(1, 2), tau)
+        values = torch.cat([self.values, self.rest.unsqueeze(1).expand(G, n - r)], 1)
+        values, order = values.sort(dim=1, stable=True)
+        vectors = v.gather(2, order.unsqueeze(1).expand(G, n, n))
+        return vectors.to(dtype).contiguous(), values.contiguous()
+
+
+def pack(vectors: Tensor, values: Tensor, rest: Tensor, exact: int) -> PackedFactor:
+    """Pack orthonormal columns (G, n, r); the first ``exact`` reflections are not rounded."""
+    n, r = vectors.shape[1:]
+    dtype = values.dtype
+    reflections = torch.geqrf(vectors.double())[0].transpose(1, 2)
+    numbers = reflections[:, _stored_mask(n, r, vectors.device)]
+    counts = _counts(n, r)
+    first = sum(counts[:exact])
+    numbers, kept = numbers[:, first:], numbers[:, :first]
+    # the reflection that each number belongs to
+    each = torch.tensor(counts[exact:], dtype=torch.long, device=vectors.device)
+    own = torch.arange(r - exact, device=vectors.device).repeat_interleave(each)
+    most = numbers.new_zeros(len(numbers), r - exact).scatter_reduce(
+        1, own.expand(len(numbers), -1), numbers.abs(), "amax"
+    )
+    scale = (most / STEPS).to(dtype)
+    steps = scale.double()[:, own]
+    rounded = torch.where(steps > 0, numbers / steps, 0).round().clamp(-STEPS, STEPS)
+    return PackedFactor(n, kept.to(dtype), rounded.to(torch.int16), scale, values, rest)
+
+
+def check_packed(packed: PackedFactor, groups: int, what: str) -> None:
+    """Raise ValueError if the tensors of a file do not fit together, before any allocation."""
+    n, r = packed.size, packed.values.shape[-1]
+    c = r - packed.scale.shape[-1]
+    exact, rounded = sum(_counts(n, r)[:c]), sum(_counts(n, r)[c:])
+    shapes: list[tuple[int, ...]] = [(groups, m) for m in (exact, rounded, r - c, r)] + [(groups,)]
+    for (name, tensor), shape in zip(packed.tensors().items(), shapes):
+        dtype = torch.int16 if name == "rounded" else packed.values.dtype
+        if not 0 <= c <= r <= n or tuple(tensor.shape) != shape or tensor.dtype != dtype:
+            raise ValueError(
+                f"{what} holds {name} of shape {tuple(tensor.shape)} and {tensor.dtype} for {r} "
+                f"reflections, {c} exact, in {n} dimensions and {groups} groups"
+            )
+    largest = ((packed.exact, 1.001), (packed.scale, 1.001 / STEPS))
+    if not all(bool((t.abs() <= most).all()) for t, most in largest):
+        raise ValueError(f"{what} has numbers out of the range of reflections")
+
+
+def _counts(n: int, r: int) -> range:
+    """Return how many numbers each of r reflections has."""
+    return range(n - 1, n - 1 - r, -1)
+
+
+def _stored_mask(n: int, r: int, device: torch.device) -> Tensor:
+    """Return the mask (r, n) of the stored numbers, one row per reflection."""
+    return torch.ones(r, n, dtype=torch.bool, device=device).triu(1)

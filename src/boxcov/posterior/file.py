@@ -16,10 +16,9 @@ from boxcov._files.input_file import conform, open_tensors
 from boxcov._files.output_file import to_json, write_safetensors
 from boxcov._torch.modules import check_fingerprint
 from boxcov.detector import Detector, check_configuration, own_configuration
-from boxcov.error_model.model import ErrorModel
 from boxcov.error_model.model_file import error_model_text, read_error_model
 from boxcov.errors import BoxcovError, BoxcovWarning, join_names
-from boxcov.posterior.householder import TENSORS, PackedFactor, check_packed
+from boxcov.posterior.compress import TENSORS, PackedFactor, check_packed
 from boxcov.posterior.kronecker_block import (
     MAX_PRECISION,
     Eigendecomposition,
@@ -79,7 +78,15 @@ def save(posterior: Posterior, path: str | Path) -> None:
     about = {
         "format": _format(posterior),
         "version": __version__,
-        "blocks": [_about(block, numbers) for block in posterior.blocks.values()],
+        "blocks": [
+            {
+                **block.layer.to_json(),
+                "Q": numbers[id(block.Q)],
+                "H": numbers[id(block.H)],
+                "square_norm": block.square_norm,
+            }
+            for block in posterior.blocks.values()
+        ],
         "weights_sha256": posterior.fingerprint,
         "depth": posterior.depth,
         "configuration": dict(posterior.configuration),
@@ -95,18 +102,13 @@ def save(posterior: Posterior, path: str | Path) -> None:
 
 
 def _format(posterior: Posterior) -> int:
-    blocks = posterior.blocks.values()
-    if any(block.Q.packed is not None for block in blocks):
+    if any(block.Q.packed is not None for block in posterior.blocks.values()):
         return PACKED
-    return FORMAT if all(block.is_kronecker for block in blocks) else CORRECTED
+    return CORRECTED if posterior.ekfac_layers else FORMAT
 
 
 def load(path: str | Path, detector: Detector) -> Posterior:
-    """Load a posterior for ``detector``; raise if its weights or its configuration differ.
-
-    ``path`` may be "small": the posterior of ``centerpoint.load("small")`` with its error model,
-    which is part of the package.
-    """
+    """Load a posterior for ``detector``; raise if its weights or its configuration differ."""
     path = SHIPPED if str(path) == "small" else path
     with open_tensors(path, "a boxcov posterior", _KEY) as (about, file):
         if about["format"] not in (FORMAT, CORRECTED, PACKED):
@@ -115,14 +117,16 @@ def load(path: str | Path, detector: Detector) -> Posterior:
                 f"this version reads up to {PACKED}: update boxcov"
             )
         _check_header(about, detector, str(path))
-        _warn_of_parts_left_out(about, path)
         # clones are aligned like new tensors: the alignment decides how products round
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         shapes = {
             name: tuple(p.shape) for name, p in detector.named_parameters(remove_duplicate=False)
         }
         posterior = _posterior(about, tensors, shapes).to(next(detector.parameters()).device)
-        return posterior.with_error_model(_error_model(about, tensors))
+        if "error_model" not in about:
+            return posterior
+        error_model = read_error_model(about["error_model"], _under(_ERROR_MODEL, tensors))
+        return posterior.with_error_model(error_model)
 
 
 def named_detector(path: str | Path) -> str:
@@ -132,50 +136,33 @@ def named_detector(path: str | Path) -> str:
 
 
 def _check_header(about: Mapping[str, Any], detector: Detector, path: str) -> None:
-    """Raise if the header of a file belongs to another detector; warn if it does not say."""
+    """Raise if a file belongs to another detector; warn of what it lacks and what is left out."""
     check_fingerprint(about["weights_sha256"], detector, path)
     if "configuration" in about:
         saved = conform(about["configuration"], dict[str, str], "configuration")
         check_configuration(saved, detector.configuration(), path)
-        return
-    own = own_configuration(detector)
-    if own:
-        warn(
+    elif own := own_configuration(detector):
+        message = (
             f"{path}: an older boxcov wrote it and did not store the configuration of the detector "
             f"({', '.join(sorted(own)[:3])} ...): make sure that it is the one of the fit, and "
-            "save the posterior again",
-            BoxcovWarning,
-            stacklevel=4,
+            "save the posterior again"
         )
-
-
-def _warn_of_parts_left_out(about: Mapping[str, Any], path: str | Path) -> None:
-    """Warn if boxcov 0.1 wrote something that this version does not use."""
-    parts = []
+        warn(message, BoxcovWarning, stacklevel=4)
+    left_out = []  # of boxcov 0.1
     if about.get("calibration") is not None:
-        parts.append("its calibration (run `boxcov calibrate` again)")
-    full = [
-        str(entry["weight"]).removesuffix(".weight") for entry in about["blocks"] if "full" in entry
-    ]
-    if full:
-        parts.append(f"the full Fisher of {join_names(full)} (Q (x) H is used there)")
-    if parts:
-        warn(
-            f"{path}: boxcov 0.1 wrote it, and this version leaves out {' and '.join(parts)}",
-            BoxcovWarning,
-            stacklevel=4,
-        )
+        left_out.append("its calibration (run `boxcov calibrate` again)")
+    full = [str(entry["weight"]) for entry in about["blocks"] if "full" in entry]
+    if layers := join_names([name.removesuffix(".weight") for name in full]):
+        left_out.append(f"the full Fisher of {layers} (Q (x) H is used there)")
+    if left_out:
+        message = f"{path}: boxcov 0.1 wrote it, and this version leaves out "
+        warn(message + " and ".join(left_out), BoxcovWarning, stacklevel=4)
 
 
-def _error_model(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ErrorModel | None:
-    if "error_model" not in about:
-        return None
-    own = {
-        name.removeprefix(_ERROR_MODEL): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(_ERROR_MODEL)
-    }
-    return read_error_model(about["error_model"], own)
+def _under(start: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with ``start``, without it."""
+    own = {name: tensor for name, tensor in tensors.items() if name.startswith(start)}
+    return {name.removeprefix(start): tensor for name, tensor in own.items()}
 
 
 def _tensors(posterior: Posterior) -> tuple[dict[str, Tensor], dict[int, int]]:
@@ -194,48 +181,31 @@ def _tensors(posterior: Posterior) -> tuple[dict[str, Tensor], dict[int, int]]:
     return tensors, numbers
 
 
-def _about(block: KroneckerBlock, numbers: dict[int, int]) -> dict[str, Any]:
-    return {
-        **block.layer.to_json(),
-        "Q": numbers[id(block.Q)],
-        "H": numbers[id(block.H)],
-        "square_norm": block.square_norm,
-    }
-
-
-def _block(
-    layer: Layer,
-    entry: Mapping[str, Any],
-    tensors: Mapping[str, Tensor],
-    factors: dict[int, Eigendecomposition],
-) -> KroneckerBlock:
-    """Return the block of one header entry; ``factors`` (by number) are shared between blocks."""
-    groups, n_in, n_out = layer.geometry.groups, layer.n_in, layer.n_out
-    found = []
-    for key, n in (("Q", n_in), ("H", n_out)):
-        what = f"{key} of {layer.name}"
-        if entry[key] not in factors:
-            factors[entry[key]] = _factor(tensors, entry[key], groups, n, what)
-        found.append(factors[entry[key]])
-        vectors, values = found[-1].vectors, found[-1].values
-        _check_numbers(vectors, (groups, n, n), values.dtype, what, -1.001)
-        _check_numbers(values, (groups, n), vectors.dtype, f"the eigenvalues of {what}", 0)
-    Q, H = found
-    eigenvalues = tensors.get(f"corrected.{layer.name}")
-    if eigenvalues is not None:
-        what = f"the corrected eigenvalues of {layer.name}"
-        _check_numbers(eigenvalues, (groups, n_out, n_in), Q.values.dtype, what, 0)
-    square_norm = conform(entry["square_norm"], float, "square_norm")
-    return KroneckerBlock(layer, Q, H, square_norm, eigenvalues)
-
-
 def _posterior(
     about: dict[str, Any], tensors: dict[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
 ) -> Posterior:
     about = {"skipped": 0, "error": 0.0, "configuration": {}, **about}
     values = {name: conform(about[name], kind, name) for name, kind in _ENTRIES.items()}
+    if not about["blocks"]:
+        raise ValueError("it has no layers")
+    factors: dict[tuple[int, int], Eigendecomposition] = {}
+    blocks: dict[str, KroneckerBlock] = {}
+    for entry in about["blocks"]:
+        layer = Layer.from_json(entry)  # checked first: it decides the size of packed factors
+        if shapes.get(layer.weight) != tuple(layer.shape) or layer.name in blocks:
+            raise ValueError(
+                f"{layer.weight} of shape {tuple(layer.shape)} is not a weight of the detector, "
+                "or occurs twice"
+            )
+        block = blocks[layer.name] = _block(layer, entry, tensors, factors)
+        largest = values["n_data"] * float(block.curvature.max())
+        if not largest <= MAX_PRECISION:
+            raise ValueError(
+                f"n_data times the Fisher of {layer.name} is {largest:g}, "
+                f"at most {MAX_PRECISION:g} is possible"
+            )
     return Posterior(
-        blocks=_blocks(about["blocks"], tensors, shapes, values["n_data"]),
+        blocks=blocks,
         fingerprint=about["weights_sha256"],
         depth=str(about["depth"]),
         configuration=about["configuration"],
@@ -244,63 +214,54 @@ def _posterior(
     )
 
 
-def _blocks(
-    entries: list[Any],
+def _block(
+    layer: Layer,
+    entry: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
-    shapes: Mapping[str, tuple[int, ...]],
-    n_data: float,
-) -> dict[str, KroneckerBlock]:
-    """Return the blocks by layer; raise ValueError if one is not a weight of the detector."""
-    if not entries:
-        raise ValueError("it has no layers")
-    factors: dict[int, Eigendecomposition] = {}
-    blocks: dict[str, KroneckerBlock] = {}
-    for entry in entries:
-        layer = Layer.from_json(entry)  # checked first: it decides the size of packed factors
-        if shapes.get(layer.weight) != tuple(layer.shape) or layer.name in blocks:
-            raise ValueError(
-                f"{layer.weight} of shape {tuple(layer.shape)} is not a weight of the detector, "
-                "or occurs twice"
-            )
-        blocks[layer.name] = _block(layer, entry, tensors, factors)
-        largest = n_data * blocks[layer.name].max_curvature
-        if not largest <= MAX_PRECISION:
-            raise ValueError(
-                f"n_data times the Fisher of {layer.name} is {largest:g}, "
-                f"at most {MAX_PRECISION:g} is possible"
-            )
-    return blocks
+    factors: dict[tuple[int, int], Eigendecomposition],
+) -> KroneckerBlock:
+    """Return the block of one header entry; ``factors`` (by number, size) are shared by blocks."""
+    groups, n_in, n_out = layer.geometry.groups, layer.n_in, layer.n_out
+    pair = []
+    for key, n in (("Q", n_in), ("H", n_out)):
+        own = entry[key], n
+        if own not in factors or len(factors[own].values) != groups:
+            factors[own] = _factor(tensors, entry[key], groups, n, f"{key} of {layer.name}")
+        pair.append(factors[own])
+    Q, H = pair
+    eigenvalues = tensors.get(f"corrected.{layer.name}")
+    if eigenvalues is not None:
+        what = f"the corrected eigenvalues of {layer.name}"
+        _check_numbers(eigenvalues, (groups, n_out, n_in), Q.values.dtype, what, 0)
+    square_norm = conform(entry["square_norm"], float, "square_norm")
+    return KroneckerBlock(layer, Q, H, square_norm, eigenvalues)
 
 
 def _factor(
     tensors: Mapping[str, Tensor], number: int, groups: int, n: int, what: str
 ) -> Eigendecomposition:
     """Read one factor; a packed one is checked before memory is allocated for it."""
-    start = f"factor.{int(number)}."
-    held = {
-        name.removeprefix(start): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(start)
-    }
+    held = _under(f"factor.{int(number)}.", tensors)
     if "vectors" in held:
-        vectors, values = held["vectors"], held["values"]
-        _check_numbers(vectors, (groups, n, n), values.dtype, what, -1.001)
+        factor = Eigendecomposition(held["vectors"], held["values"])
+    else:
+        packed = PackedFactor(n, **{name: held[name] for name in TENSORS})
+        check_packed(packed, groups, what)
+        factor = Eigendecomposition(*packed.unpack(), packed)
+    vectors, values = factor.vectors, factor.values
+    _check_numbers(vectors, (groups, n, n), values.dtype, what, -1.001)
+    _check_numbers(values, (groups, n), vectors.dtype, f"the eigenvalues of {what}", 0)
+    if factor.packed is None:
         _check_orthonormal(vectors, what)
-        return Eigendecomposition(vectors, values)
-    packed = PackedFactor(n, **{name: held[name] for name in TENSORS})
-    check_packed(packed, groups, what)
-    return Eigendecomposition(*packed.unpack(), packed)
+    return factor
 
 
 def _check_numbers(
     numbers: Tensor, shape: tuple[int, ...], dtype: torch.dtype, what: str, lowest: float
 ) -> None:
-    is_float = numbers.dtype == dtype and dtype in (torch.float32, torch.float64)
-    if tuple(numbers.shape) != shape or not is_float:
-        raise ValueError(
-            f"{what} has shape {tuple(numbers.shape)} and {numbers.dtype}, expected {shape} and "
-            f"{dtype}"
-        )
+    found = tuple(numbers.shape), numbers.dtype
+    if found != (shape, dtype) or dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"{what} has shape {found[0]} and {found[1]}, not {shape} and {dtype}")
     if not bool(((numbers >= lowest) & numbers.isfinite()).all()):
         raise ValueError(f"{what} holds a NaN, an infinity or a number below {lowest}")
 

@@ -7,20 +7,30 @@ over the frames (EKFAC) gives better eigenvalues in this basis.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from boxcov._torch.layers import Geometry, at_least_float32, from_matrix, full_precision, to_matrix
+from boxcov._torch.layers import (
+    Geometry,
+    LayerCall,
+    at_least_float32,
+    from_matrix,
+    full_precision,
+    to_matrix,
+)
 from boxcov.errors import BoxcovError
-from boxcov.posterior.householder import PackedFactor
+
+if TYPE_CHECKING:
+    from boxcov.posterior.compress import PackedFactor
 
 MAX_PRECISION = 1e30  # of a weight
 MAX_FRAMES = 1e15
+DECADES = (-8.0, 8.0)  # of a prior precision that is optimized
 MEMORY = 256 * 2**20  # bytes of intermediates at once
 CACHE = 4 * 2**20  # on a CPU, so that they stay in its cache: 1.6 times faster at 100 boxes
 
@@ -28,7 +38,8 @@ CACHE = 4 * 2**20  # on a CPU, so that they stay in its cache: 1.6 times faster 
 def check_precisions(n_data: float, tau: float, name: str) -> None:
     """Raise unless float32 holds the variances that follow from n_data and the prior precision."""
     for what, value in (("prior_precision", tau), ("n_data", n_data)):
-        if not isinstance(value, Real | Tensor):
+        is_tensor = isinstance(value, Tensor) and value.numel() == 1
+        if isinstance(value, bool) or not (is_tensor or isinstance(value, Real)):
             raise BoxcovError(f"{what} must be a number, got {value!r}")
     if not 1 / MAX_PRECISION <= tau <= MAX_PRECISION:
         raise BoxcovError(
@@ -48,6 +59,13 @@ class Layer:
     shape: torch.Size  # of the weight
     geometry: Geometry  # kernel, groups, transposed; stride and padding may differ between calls
 
+    @staticmethod
+    def of_call(weight: str, bias: str | None, call: LayerCall) -> Layer:
+        """Return the layer of a call, given the names of its parameters."""
+        form = call.geometry
+        form = Geometry(form.kernel, groups=form.groups, transposed=form.transposed)
+        return Layer(weight, bias, call.weight.shape, form)
+
     @property
     def name(self) -> str:
         return self.weight.removesuffix(".weight")
@@ -65,10 +83,7 @@ class Layer:
         return int(self.shape[1] if form.transposed else self.shape[0] // form.groups)
 
     def matrix(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Return weight and bias (..., *shape) as matrices (..., G, n_out, n_in), at least float32.
-
-        tensors: by parameter name.
-        """
+        """Return weight and bias, by name, as matrices (..., G, n_out, n_in), at least float32."""
         bias = None if self.bias is None else at_least_float32(tensors[self.bias])
         return to_matrix(at_least_float32(tensors[self.weight]), bias, self.geometry)
 
@@ -91,17 +106,16 @@ class Layer:
     @staticmethod
     def from_json(entry: Mapping[str, Any]) -> Layer:
         """Return the layer of a file's header; raise ValueError if the entry is invalid."""
-        geometry, bias = entry["geometry"], entry["bias"]
+        geometry, weight, bias = entry["geometry"], entry["weight"], entry["bias"]
         kernel, shape, groups = tuple(geometry["kernel"]), tuple(entry["shape"]), geometry["groups"]
         sizes = (*kernel, *shape, groups)
         valid = all(type(size) is int and 0 < size < 1 << 31 for size in sizes)
         if not valid or len(shape) != 2 + len(kernel):
             raise ValueError(f"invalid layer: shape {shape}, kernel {kernel}, {groups} groups")
-        if not isinstance(entry["weight"], str) or not (bias is None or isinstance(bias, str)):
-            raise ValueError(f"invalid parameter names {entry['weight']!r} and {bias!r}")
-        transposed = bool(geometry["transposed"])
-        geometry = Geometry(kernel, groups=groups, transposed=transposed)
-        return Layer(entry["weight"], bias, torch.Size(shape), geometry)
+        if not isinstance(weight, str) or not isinstance(bias, str | None):
+            raise ValueError(f"invalid parameter names {weight!r} and {bias!r}")
+        form = Geometry(kernel, groups=groups, transposed=bool(geometry["transposed"]))
+        return Layer(weight, bias, torch.Size(shape), form)
 
 
 @dataclass(frozen=True)
@@ -129,6 +143,12 @@ class Eigendecomposition:
     def jittered(self, jitter: float) -> Tensor:
         """Return the eigenvalues (G, n) plus ``jitter`` times their mean."""
         return self.values + jitter * self.values.mean(1, keepdim=True)
+
+    def cholesky(self, jitter: float) -> Tensor:
+        """Return the lower Cholesky factors (G, n, n), with jitter (paper, III-H)."""
+        vectors, values = self.vectors.double(), self.jittered(jitter).double()
+        matrix = (vectors * values.unsqueeze(1)) @ vectors.transpose(1, 2)
+        return torch.linalg.cholesky(matrix).to(self.values.dtype)
 
 
 @dataclass(frozen=True)
@@ -158,14 +178,6 @@ class KroneckerBlock:
             return self.ekfac_eigenvalues
         return self.H.values.unsqueeze(2) * self.Q.values.unsqueeze(1)
 
-    @property
-    def max_curvature(self) -> float:
-        """The largest eigenvalue of the Fisher."""
-        if not self.is_kronecker:
-            return float(self.curvature.max())
-        h, q = self.H.values.double(), self.Q.values.double()
-        return float((h.amax(1) * q.amax(1)).max())
-
     def rotate(self, matrix: Tensor) -> Tensor:
         """Return a weight matrix M (..., G, n_out, n_in) in the eigenbasis: ``V^T M U``."""
         return self.H.vectors.transpose(1, 2) @ matrix @ self.Q.vectors
@@ -174,36 +186,29 @@ class KroneckerBlock:
         """Return the inverse of ``rotate``: ``V M U^T``."""
         return self.H.vectors @ matrix @ self.Q.vectors.transpose(1, 2)
 
-    def cholesky(self, jitter: float) -> tuple[Tensor, Tensor]:
-        """Return the lower Cholesky factors (G, n, n) of Q and H with jitter (paper, III-H)."""
-        pair = []
-        for factor in (self.Q, self.H):
-            values = factor.jittered(jitter).double()
-            vectors = factor.vectors.double()
-            matrix = (vectors * values.unsqueeze(1)) @ vectors.transpose(1, 2)
-            pair.append(torch.linalg.cholesky(matrix).to(factor.values.dtype))
-        return pair[0], pair[1]
-
-    def to(
-        self, device: torch.device | str, moved: dict[int, Eigendecomposition]
-    ) -> KroneckerBlock:
-        """Return the block on ``device``; ``moved`` (by id) keeps shared factors shared."""
-        for factor in (self.Q, self.H):
-            if id(factor) not in moved:
-                moved[id(factor)] = factor.to(device)
-        values = self.ekfac_eigenvalues
-        return replace(
-            self,
-            Q=moved[id(self.Q)],
-            H=moved[id(self.H)],
-            ekfac_eigenvalues=None if values is None else values.to(device),
-        )
-
 
 def determined_weights(block: KroneckerBlock, n_data: float, tau: float) -> float:
     """Return how many weights the data determine: ``gamma = sum_i n f_i / (n f_i + tau)``."""
     precision = n_data * block.curvature.double()
     return float((precision / (precision + tau)).sum())
+
+
+def maximize_evidence(blocks: Sequence[KroneckerBlock], n_data: float) -> float:
+    """Return the tau with ``tau |theta|^2 = gamma``, or an end of the interval without one."""
+    low, high = DECADES
+    for end, is_beyond in ((low, False), (high, True)):
+        if evidence_rises(blocks, n_data, 10**end) == is_beyond:
+            return float(10**end)
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        low, high = (middle, high) if evidence_rises(blocks, n_data, 10**middle) else (low, middle)
+    return float(10 ** ((low + high) / 2))
+
+
+def evidence_rises(blocks: Sequence[KroneckerBlock], n_data: float, tau: float) -> bool:
+    """Return whether the evidence still rises at tau; it has one maximum, as gamma falls in tau."""
+    gamma = sum(determined_weights(block, n_data, tau) for block in blocks)
+    return gamma > tau * sum(block.square_norm for block in blocks)
 
 
 @full_precision()

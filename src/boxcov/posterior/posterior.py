@@ -24,18 +24,14 @@ from boxcov._torch.modules import check_fingerprint
 from boxcov.detector import Detector, check_configuration
 from boxcov.error_model.model import ErrorModel, describe_error_model
 from boxcov.errors import BoxcovError, check_whole, counted, join_names
-from boxcov.posterior.kronecker_block import (
-    Eigendecomposition,
-    KroneckerBlock,
-    check_precisions,
-)
+from boxcov.posterior.kronecker_block import KroneckerBlock, check_precisions, maximize_evidence
 
 if TYPE_CHECKING:
     from boxcov.posterior.file import Storage
 
 FisherKind = Literal["empirical", "mc", "identity"]
 Form = Literal["eigen", "paper"]
-EVIDENCE_LAYERS = "evidence_layers"  # in the meta data of an automatic prior, see prior.py
+EVIDENCE_LAYERS = "evidence_layers"  # in the meta data of an automatic prior, see fit
 
 
 @dataclass(frozen=True, repr=False)
@@ -80,15 +76,16 @@ class Posterior:
     error: float = 0.0  # bound of the relative change of every variance by compress()
 
     def __post_init__(self) -> None:
-        if isinstance(self.prior_precision, Mapping):
-            missing = [name for name in self.blocks if name not in self.prior_precision]
-            if missing:
-                raise BoxcovError(
-                    f"prior_precision has no value for {join_names(missing)}: "
-                    "give one per layer, or one number for all"
-                )
+        taus = self.prior_precision
+        if not isinstance(taus, Mapping):
+            taus = dict.fromkeys(self.blocks, taus)
+        if missing := [name for name in self.blocks if name not in taus]:
+            raise BoxcovError(
+                f"prior_precision has no value for {join_names(missing)}: "
+                "give one per layer, or one number for all"
+            )
         for name in self.blocks:
-            check_precisions(self.n_data, self.tau(name), name)
+            check_precisions(self.n_data, taus[name], name)
         if self.form == "paper":
             self._check_paper()
 
@@ -99,11 +96,10 @@ class Posterior:
         """
         if not self.jitter > 0:
             raise BoxcovError(f"jitter must be above 0, got {self.jitter}")
-        corrected = [name for name, block in self.blocks.items() if not block.is_kronecker]
-        if corrected:
+        if self.ekfac_layers:
             raise BoxcovError(
-                f"the paper's form needs Q (x) H, but the Fisher of {join_names(corrected)} comes "
-                "from a second pass: use form='eigen', or fit without ekfac"
+                f"the paper's form needs Q (x) H, but the Fisher of {join_names(self.ekfac_layers)}"
+                " comes from a second pass: use form='eigen', or fit without ekfac"
             )
         zero = [
             name
@@ -129,9 +125,8 @@ class Posterior:
             f"stored: {self.storage().stored / 2**20:.2f} MiB{bound}",
             f"error model: {describe_error_model(self.error_model)}",
         ]
-        corrected = sum(not block.is_kronecker for block in self.blocks.values())
-        if corrected:
-            lines.insert(4, f"EKFAC: {counted(corrected, 'layer')}")
+        if self.ekfac_layers:
+            lines.insert(4, f"EKFAC: {counted(len(self.ekfac_layers), 'layer')}")
         return "\n  ".join(lines)
 
     @cached_property  # every frame's meta data hold it
@@ -149,6 +144,11 @@ class Posterior:
         others = len(self.blocks) - by_evidence
         by_frames = f"{counted(by_evidence, 'layer')} set by the frames"
         return f"auto, {span} ({by_frames}, {others} by the size of the weights)"
+
+    @property
+    def ekfac_layers(self) -> list[str]:
+        """Names of the layers whose eigenvalues come from a second pass."""
+        return [name for name, block in self.blocks.items() if not block.is_kronecker]
 
     @property
     def parameters(self) -> list[str]:
@@ -205,8 +205,7 @@ class Posterior:
                 torch.randn(shape, generator=layer_generator, dtype=like.dtype, device=source)
                 for _ in range(count)
             ]
-            eta = self._scale(name, torch.stack(normal).to(like.device))
-            etas |= layer.tensors(eta)
+            etas |= layer.tensors(self._scale(name, torch.stack(normal).to(like.device)))
         return etas
 
     def _scale(self, name: str, xi: Tensor) -> Tensor:
@@ -214,7 +213,7 @@ class Posterior:
         block = self.blocks[name]
         if self.form == "eigen":
             return block.unrotate(xi * self.variances(name).sqrt())
-        L_Q, L_H = block.cholesky(self.jitter)
+        L_Q, L_H = block.Q.cholesky(self.jitter), block.H.cholesky(self.jitter)
         half = torch.linalg.solve_triangular(L_Q, xi, upper=False, left=False)
         return torch.linalg.solve_triangular(L_H.transpose(1, 2), half, upper=True)
 
@@ -282,18 +281,28 @@ class Posterior:
         return replace(self, error_model=error_model)
 
     def to(self, device: torch.device | str) -> Posterior:
-        moved: dict[int, Eigendecomposition] = {}  # shared factors stay shared
-        return replace(
-            self, blocks={name: block.to(device, moved) for name, block in self.blocks.items()}
-        )
-
-    # the prior precision
+        factors = {id(f): f for block in self.blocks.values() for f in (block.Q, block.H)}
+        moved = {key: factor.to(device) for key, factor in factors.items()}  # shared ones stay so
+        blocks = {}
+        for name, block in self.blocks.items():
+            values = block.ekfac_eigenvalues
+            values = None if values is None else values.to(device)
+            Q, H = moved[id(block.Q)], moved[id(block.H)]
+            blocks[name] = replace(block, Q=Q, H=H, ekfac_eigenvalues=values)
+        return replace(self, blocks=blocks)
 
     def optimize_prior_precision(self, *, per_layer: bool = False) -> Posterior:
-        """See ``boxcov.posterior.prior.optimize_prior_precision``."""
-        from boxcov.posterior.prior import optimize_prior_precision
+        """Return the posterior with the prior precision of the largest marginal likelihood.
 
-        return optimize_prior_precision(self, per_layer=per_layer)
+        It lies between 1e-8 and 1e8. For a detector the prior tends to be far wider than the
+        weights: see ``boxcov.kfac.fit.auto_prior_precision``.
+
+        per_layer: optimize one precision per layer.
+        """
+        if not per_layer:
+            return self.with_prior(maximize_evidence(list(self.blocks.values()), self.n_data))
+        blocks = self.blocks.items()
+        return self.with_prior({n: maximize_evidence([block], self.n_data) for n, block in blocks})
 
     # files
 
