@@ -15,7 +15,7 @@ import numpy as np
 
 import boxcov
 from boxcov.evaluate import match
-from boxcov.kfac.fit import auto_prior_precision
+from boxcov.posterior.prior import auto_prior_precision
 
 OUT = Path(__file__).parents[1] / "docs" / "results" / "data" / "prior.json"
 FIT, TEST = 20, 8  # frames

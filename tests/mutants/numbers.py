@@ -114,7 +114,7 @@ NUMBERS = [
     ),
     Mutant(
         "a degenerate evidence gives way to the weights' RMS",
-        FIT,
+        "posterior/prior.py",
         " and evidence_rises([block], posterior.n_data, precisions[name] / 2)",
         "",
         "posterior/test_prior.py::test_few_frames_give_the_rms_of_the_weights",

@@ -20,9 +20,9 @@ from boxcov import (
 from boxcov.data import simulated
 from boxcov.detectors import centerpoint
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.kfac.fit import auto_prior_precision
 from boxcov.posterior.kronecker_block import Eigendecomposition
 from boxcov.posterior.posterior import EVIDENCE_LAYERS
+from boxcov.posterior.prior import auto_prior_precision
 from oracles.dense import box_jacobian, log_evidence, relative
 
 SHARED = "head.shared.0"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 from warnings import warn
 
@@ -21,13 +21,9 @@ from boxcov.kfac.ekfac import GradientMoments
 from boxcov.kfac.factors import kronecker_blocks
 from boxcov.kfac.losses import FrameLosses, has_length, select_parameters
 from boxcov.kfac.passes import Items, NonFinite, Pass, Progress, load_item
-from boxcov.posterior.kronecker_block import (
-    DECADES,
-    check_precisions,
-    evidence_rises,
-    maximize_evidence,
-)
-from boxcov.posterior.posterior import EVIDENCE_LAYERS, FisherKind, Form, Posterior
+from boxcov.posterior.kronecker_block import check_precisions
+from boxcov.posterior.posterior import FisherKind, Form, Posterior
+from boxcov.posterior.prior import auto_prior_precision
 
 _EMPTY = "the data set is empty: fit needs at least one frame"
 
@@ -162,41 +158,6 @@ def fit(
     if prior_precision == "auto" and options.form == "eigen":
         posterior = auto_prior_precision(posterior, detector)
     return posterior
-
-
-def auto_prior_precision(posterior: Posterior, detector: Detector) -> Posterior:
-    """Return the posterior with a prior precision for each layer that fits the layer's weights.
-
-    The marginal likelihood ("evidence") of a layer with weights theta is largest where
-    ``tau |theta|^2 = gamma``, the number of weights that the data determine. If they determine few,
-    it explains all of |theta|^2 by those, and the prior of the others is far wider than any weight.
-    So the evidence decides only if its prior variance 1 / tau is at most twice the mean square of
-    the layer's weights, biases not included. Otherwise 1 / tau is that mean square.
-    """
-    posterior.check_detector(detector)
-    weights = dict(detector.named_parameters(remove_duplicate=False))
-    squares = {
-        name: float(weights[block.layer.weight].detach().double().square().mean())
-        for name, block in posterior.blocks.items()
-    }
-    low, high = (10**x for x in DECADES)
-    precisions = {name: max(1 / max(square, low), low) for name, square in squares.items()}
-    by_evidence = [
-        name
-        for name, block in posterior.blocks.items()
-        if precisions[name] < high
-        and evidence_rises([block], posterior.n_data, precisions[name] / 2)
-    ]
-    for name in by_evidence:
-        precisions[name] = maximize_evidence([posterior.blocks[name]], posterior.n_data)
-    if zero := [name for name, square in squares.items() if square == 0]:
-        message = (
-            f"all weights of {join_names(zero)} are 0, so that their prior has the smallest "
-            "standard deviation, 1e-4: give prior_precision as a number if that is too narrow"
-        )
-        warn(message, BoxcovWarning, stacklevel=4)
-    chosen = posterior.with_prior(precisions)
-    return replace(chosen, meta={**chosen.meta, EVIDENCE_LAYERS: ",".join(by_evidence)})
 
 
 def _find_layers(accumulator: Accumulator, frames: Iterable[Any], options: FitOptions) -> int:

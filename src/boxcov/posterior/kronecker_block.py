@@ -7,7 +7,7 @@ over the frames (EKFAC) gives better eigenvalues in this basis.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 MAX_PRECISION = 1e30  # of a weight
 MAX_FRAMES = 1e15
-DECADES = (-8.0, 8.0)  # of a prior precision that is optimized
 MEMORY = 256 * 2**20  # bytes of intermediates at once
 CACHE = 4 * 2**20  # on a CPU, so that they stay in its cache: 1.6 times faster at 100 boxes
 
@@ -185,30 +184,6 @@ class KroneckerBlock:
     def unrotate(self, matrix: Tensor) -> Tensor:
         """Return the inverse of ``rotate``: ``V M U^T``."""
         return self.H.vectors @ matrix @ self.Q.vectors.transpose(1, 2)
-
-
-def determined_weights(block: KroneckerBlock, n_data: float, tau: float) -> float:
-    """Return how many weights the data determine: ``gamma = sum_i n f_i / (n f_i + tau)``."""
-    precision = n_data * block.curvature.double()
-    return float((precision / (precision + tau)).sum())
-
-
-def maximize_evidence(blocks: Sequence[KroneckerBlock], n_data: float) -> float:
-    """Return the tau with ``tau |theta|^2 = gamma``, or an end of the interval without one."""
-    low, high = DECADES
-    for end, is_beyond in ((low, False), (high, True)):
-        if evidence_rises(blocks, n_data, 10**end) == is_beyond:
-            return float(10**end)
-    while high - low > 1e-6:
-        middle = (low + high) / 2
-        low, high = (middle, high) if evidence_rises(blocks, n_data, 10**middle) else (low, middle)
-    return float(10 ** ((low + high) / 2))
-
-
-def evidence_rises(blocks: Sequence[KroneckerBlock], n_data: float, tau: float) -> bool:
-    """Return whether the evidence still rises at tau; it has one maximum, as gamma falls in tau."""
-    gamma = sum(determined_weights(block, n_data, tau) for block in blocks)
-    return gamma > tau * sum(block.square_norm for block in blocks)
 
 
 @full_precision()

@@ -24,14 +24,14 @@ from boxcov._torch.modules import check_fingerprint
 from boxcov.detector import Detector, check_configuration
 from boxcov.error_model.model import ErrorModel, describe_error_model
 from boxcov.errors import BoxcovError, check_whole, counted, join_names
-from boxcov.posterior.kronecker_block import KroneckerBlock, check_precisions, maximize_evidence
+from boxcov.posterior.kronecker_block import KroneckerBlock, check_precisions
+from boxcov.posterior.prior import EVIDENCE_LAYERS, maximize_evidence
 
 if TYPE_CHECKING:
     from boxcov.posterior.file import Storage
 
 FisherKind = Literal["empirical", "mc", "identity"]
 Form = Literal["eigen", "paper"]
-EVIDENCE_LAYERS = "evidence_layers"  # in the meta data of an automatic prior, see fit
 
 
 @dataclass(frozen=True, repr=False)
@@ -295,7 +295,7 @@ class Posterior:
         """Return the posterior with the prior precision of the largest marginal likelihood.
 
         It lies between 1e-8 and 1e8. For a detector the prior tends to be far wider than the
-        weights: see ``boxcov.kfac.fit.auto_prior_precision``.
+        weights: see ``boxcov.posterior.prior.auto_prior_precision``.
 
         per_layer: optimize one precision per layer.
         """
