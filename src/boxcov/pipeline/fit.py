@@ -16,8 +16,8 @@ from boxcov.pipeline.detectors import load_detector, match_source, warn_if_impla
 from boxcov.pipeline.frames import load_in_background, load_labelled_frames, warn_of_fewer_frames
 from boxcov.pipeline.options import FitCommand
 from boxcov.pipeline.paths import checkpoint_path, holds_output, refuse_other_settings
-from boxcov.posterior.posterior import EVIDENCE_LAYERS, Posterior
-from boxcov.posterior.prior import determined_weights
+from boxcov.posterior.posterior import Posterior
+from boxcov.posterior.prior import EVIDENCE_LAYERS, determined_weights
 
 
 @holds_output
