@@ -78,7 +78,8 @@ class ResizedObjects(FrameSequence):
         self.frames, self.seed, self.logarithms = frames, check_seed(seed), logarithms
 
     def load(self, index: int) -> tuple[list[Tensor], list[Any]]:
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + index)
+        seed = (1_000_003 * self.seed + index) % 2**64  # torch takes no more
+        generator = torch.Generator().manual_seed(seed)
         clouds, targets = self.frames[index]
         pairs = [self._resize(*pair, generator) for pair in zip(clouds, targets)]
         return [cloud for cloud, _ in pairs], [target for _, target in pairs]
@@ -93,8 +94,9 @@ class ResizedObjects(FrameSequence):
         for box, factor in zip(boxes, factors.to(boxes)):
             bottom = box[:3].clone()
             bottom[2] -= box[5] / 2
+            velocity = box[7:9].nan_to_num()  # unknown: as if at rest
             since = torch.zeros_like(cloud[:, :3])  # the way of the object since each point's sweep
-            since[:, :2] = cloud[:, 4:5] * box[7:9]
+            since[:, : len(velocity)] = cloud[:, 4:5] * velocity
             place = cloud[:, :3] + since - bottom
             inside = _is_inside(place, box)
             resized[inside, :3] = (bottom + factor * place - since)[inside]

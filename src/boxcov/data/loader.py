@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset
 
 from boxcov.data.sequence import FrameSequence
-from boxcov.errors import BoxcovError, check_whole
+from boxcov.errors import BoxcovError, check_seed, check_whole
 
 
 def loaded(frames: Sequence[Any], workers: int, seed: int = 0) -> LoadedFrames:
@@ -37,7 +37,7 @@ def loaded(frames: Sequence[Any], workers: int, seed: int = 0) -> LoadedFrames:
     (3, [1, 1, 1])
     """
     check_whole("workers", workers, 0)
-    return LoadedFrames(frames, workers, seed)
+    return LoadedFrames(frames, workers, check_seed(seed))
 
 
 def load_items(frames: Sequence[Any], indices: Sequence[int]) -> Iterator[Any]:
@@ -163,7 +163,7 @@ def _item_seed(seed: int) -> Iterator[None]:
     """Seed all random numbers, and restore the generators' states afterwards."""
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(seed % 2**64)  # it takes no more
         random.seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002
         try:
