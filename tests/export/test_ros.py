@@ -167,6 +167,9 @@ def test_unknown_predictive_fields() -> None:
         assert kinematics["twist_with_covariance"]["covariance"] == [0.0] * 36
         expected = other["kinematics"]["pose_with_covariance"]
         assert kinematics["pose_with_covariance"] == expected
+    stands = replace(found, boxes=found.boxes * torch.tensor([1.0] * 7 + [0.0] * 2))
+    for one in ros.detected_objects(stands, "base_link")["objects"]:
+        assert one["kinematics"]["has_twist"]
     found.predictive[:, 2] = found.predictive[:, :, 2] = torch.nan
     with pytest.raises(BoxcovError, match=r"covariance of z is NaN: the calibration .*epistemic"):
         ros.poses(found)

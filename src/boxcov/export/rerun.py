@@ -123,10 +123,10 @@ def _log_world_boxes(rr: Any, recording: Any, detections: Detections) -> None:
         colors=_colors(detections),
     )
     recording.log("world/boxes", boxes)
-    index = columns(fields, [name for name in ("x", "y", "z") if name in fields])
-    for kind, C in _covariances(detections):
+    axes = [name for name in ("x", "y", "z") if name in fields]
+    for kind, C in _covariances(detections, axes):
         position = np.zeros((len(detections), 3, 3))
-        position[:, : len(index), : len(index)] = C[:, index][:, :, index]
+        position[:, : len(axes), : len(axes)] = C
         half_axes, quaternions = ellipsoids(position)
         for sigmas in _SIGMAS:
             shapes = rr.Ellipsoids3D(
@@ -142,8 +142,7 @@ def _log_image_boxes(rr: Any, recording: Any, detections: Detections) -> None:
     from boxcov.outlines import ellipse
 
     arrays = detections.numpy()
-    sides = columns(detections.fields, IMAGE)
-    corners = arrays["boxes"][:, sides].astype(float)
+    corners = arrays["boxes"][:, columns(detections.fields, IMAGE)].astype(float)
     boxes = rr.Boxes2D(
         array=corners,
         array_format=rr.Box2DFormat.XYXY,
@@ -152,8 +151,7 @@ def _log_image_boxes(rr: Any, recording: Any, detections: Detections) -> None:
         colors=_colors(detections),
     )
     recording.log("image/boxes", boxes)
-    for kind, C in _covariances(detections):
-        C = C[:, sides][:, :, sides]
+    for kind, C in _covariances(detections, IMAGE):
         for sigmas in _SIGMAS:
             lines = [
                 ellipse(corners[:, k : k + 2], C[:, k : k + 2, k : k + 2], sigmas) for k in (0, 2)
@@ -169,14 +167,14 @@ def _log_inputs(rr: Any, recording: Any, inputs: Any) -> None:
         recording.log("image", rr.Image(background))
 
 
-def _covariances(detections: Detections) -> list[tuple[str, Array]]:
-    """The kinds of covariance (m, D, D) that the detections have."""
-    kinds = (("epistemic", detections.covariance), ("predictive", detections.predictive))
-    return [
-        (kind, C.detach().cpu().double().numpy())
-        for kind, C in kinds
-        if C is not None and len(detections)
-    ]
+def _covariances(detections: Detections, names: Sequence[str]) -> list[tuple[str, Array]]:
+    """The kinds of covariance (m, f, f) of some fields that are known."""
+    index, known = columns(detections.fields, names), []
+    for kind, C in (("epistemic", detections.covariance), ("predictive", detections.predictive)):
+        if C is not None and len(detections):
+            some = C.detach().cpu().double().numpy()[:, index][:, :, index]
+            known += [(kind, some)] if np.isfinite(some).all() else []
+    return known
 
 
 def _labels(detections: Detections) -> list[str]:

@@ -206,7 +206,7 @@ def detected_objects(
             "has_position_covariance": True,
             "orientation_availability": _orientation(detections, row),
             "twist_with_covariance": twist,
-            "has_twist": twist != _NO_TWIST,
+            "has_twist": twist is not _NO_TWIST,
             "has_twist_covariance": any(twist["covariance"]),
         }
         exists = hypothesis["score"]
