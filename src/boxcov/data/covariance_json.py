@@ -62,8 +62,7 @@ def pair_with_frames(
 
 
 def _check_classes(where: str, used: set[str], classes: Sequence[str]) -> None:
-    unknown = sorted(used - set(classes))
-    if unknown:
+    if unknown := sorted(used - set(classes)):
         raise BoxcovError(
             f"{where}: no class {', '.join(unknown)}: the data set has {', '.join(classes)}"
         )
@@ -121,8 +120,8 @@ def read_detections(
 ) -> Detections:
     """Return the detections of one frame of a result file.
 
-    ``labels`` are names of classes. ``covariances`` are the file's meta and the frame's rows; the
-    detections have a covariance if the meta describes one.
+    labels: names of classes. covariances: the file's meta and the frame's rows; the detections
+    have a covariance if the meta describes one.
     """
     meta, rows = covariances
     D = len(fields)

@@ -34,10 +34,8 @@ class Picture:
     file: str
     width: int
     height: int
-    boxes: tuple[Box, ...]  # x1 y1 x2 y2 in pixels, clipped to the image
-    labels: tuple[int, ...]
-    crowds: tuple[Box, ...]  # regions with several objects of a class
-    crowd_labels: tuple[int, ...]
+    objects: list[tuple[Box, int]]  # x1 y1 x2 y2 in pixels, clipped to the image; label
+    crowds: list[tuple[Box, int]]  # regions with several objects of a class
 
 
 @dataclass(frozen=True)
@@ -55,6 +53,7 @@ class Coco(FrameSequence):
     def __init__(self, folder: Path, annotations: Annotations, size: int | None) -> None:
         super().__init__(len(annotations.pictures))
         self.folder, self.annotations, self.size = folder, annotations, size
+        self.classes, self.category_ids = annotations.classes, annotations.category_ids
         self.change: Change | None = None
 
     def changed(self, change: Change) -> Coco:
@@ -66,16 +65,7 @@ class Coco(FrameSequence):
     @property
     def has_labels(self) -> bool:
         """False for a file without annotations, as that of the test images."""
-        return any(picture.labels for picture in self.annotations.pictures)
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return self.annotations.classes
-
-    @property
-    def category_ids(self) -> tuple[int, ...]:
-        """COCO's id of each class."""
-        return self.annotations.category_ids
+        return any(picture.objects for picture in self.annotations.pictures)
 
     @property
     def image_ids(self) -> list[int]:
@@ -85,9 +75,8 @@ class Coco(FrameSequence):
     def scale(self, item: int) -> float:
         """Return the pixels of the input per pixel of the image, without reading the image."""
         picture = self.annotations.pictures[self.indices[item]]
-        if self.size is None:
-            return 1.0
-        return min(self.size / picture.height, self.size / picture.width)
+        size = self.size
+        return 1.0 if size is None else min(size / picture.height, size / picture.width)
 
     def load(self, index: int) -> Frame:
         picture = self.annotations.pictures[index]
@@ -101,15 +90,16 @@ class Coco(FrameSequence):
             )
         image = image if self.change is None else self.change(image)
         shown, scale = (image.float(), 1.0) if self.size is None else letterbox(image, self.size)
-        target = {
-            "boxes": scale * torch.tensor(picture.boxes, dtype=torch.float32).reshape(-1, 4),
-            "labels": torch.tensor(picture.labels, dtype=torch.long),
-            "crowds": scale * torch.tensor(picture.crowds, dtype=torch.float32).reshape(-1, 4),
-            "crowd_labels": torch.tensor(picture.crowd_labels, dtype=torch.long),
-            "image_id": picture.id,
-            "scale": scale,
-        }
-        return shown.unsqueeze(0), [target]
+        boxes, labels = _tensors(picture.objects, scale)
+        crowds, crowd_labels = _tensors(picture.crowds, scale)
+        target = {"boxes": boxes, "labels": labels, "crowds": crowds, "crowd_labels": crowd_labels}
+        return shown.unsqueeze(0), [{**target, "image_id": picture.id, "scale": scale}]
+
+
+def _tensors(objects: list[tuple[Box, int]], scale: float) -> tuple[Tensor, Tensor]:
+    """Return boxes (n, 4) in pixels of the input, and labels (n,)."""
+    boxes = torch.tensor([box for box, _ in objects], dtype=torch.float32).reshape(-1, 4)
+    return scale * boxes, torch.tensor([label for _, label in objects], dtype=torch.long)
 
 
 def frames(
@@ -150,11 +140,7 @@ def frames(
 
 
 def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annotations:
-    """Read an annotation file.
-
-    Objects of other ``classes`` are left out. The default is all classes of the file in the order
-    of their category ids.
-    """
+    """Read an annotation file; the classes are all of it, by category id, unless given."""
     if not isfile(path):
         raise BoxcovError(f"{path}: no such file: unpack COCO's annotations there")
     with reading(path, "COCO's annotations"):
@@ -169,8 +155,7 @@ def _annotations(content: Any, classes: Sequence[str] | None, path: Path) -> Ann
     if len(set(ids.values())) < len(content["categories"]):
         raise BoxcovError(f"{path}: two categories have the same name or id")
     classes = tuple(ids) if classes is None else tuple(classes)
-    unknown = [name for name in classes if name not in ids]
-    if unknown:
+    if unknown := [name for name in classes if name not in ids]:
         raise BoxcovError(f"{path}: no class {join_names(unknown)}: there are {join_names(ids)}")
     label_of: dict[int, int | None] = dict.fromkeys(ids.values())  # None: left out
     label_of |= {ids[name]: label for label, name in enumerate(classes)}
@@ -181,13 +166,13 @@ def _annotations(content: Any, classes: Sequence[str] | None, path: Path) -> Ann
         _picture(entry, objects.get(int(entry["id"]), []), label_of, path)
         for entry in content["images"]
     ]
-    stray = sorted(set(objects) - {picture.id for picture in pictures})
-    if stray:
+    numbers = {picture.id for picture in pictures}
+    if stray := sorted(set(objects) - numbers):
         raise BoxcovError(
             f"{path}: objects in {counted(len(stray), 'image')} that it does not list "
             f"({join_names(map(str, stray))})"
         )
-    if len({picture.id for picture in pictures}) < len(pictures):
+    if len(numbers) < len(pictures):
         raise BoxcovError(f"{path}: two images have the same id")
     _warn_of_units(content["images"], objects, path)
     return Annotations(pictures, classes, tuple(ids[name] for name in classes))
@@ -230,17 +215,16 @@ def _picture(
         )
     if width < 1 or height < 1:
         raise BoxcovError(f"{path}: image {number} is {width} x {height} pixels large")
-    single: list[tuple[Box, int]] = []
-    crowds: list[tuple[Box, int]] = []
+    picture = Picture(number, name, width, height, [], [])
     for thing in objects:
         who, category = f"{path}: object {thing.get('id')}", int(thing["category_id"])
         if category not in label_of:
             raise BoxcovError(f"{who} is of category {category}, which the file does not list")
         box, label = _clip(thing["bbox"], width, height, who), label_of[category]
         if box is not None and label is not None:
-            (crowds if thing.get("iscrowd") else single).append((box, label))
-    columns = [tuple(zip(*rows)) or ((), ()) for rows in (single, crowds)]
-    return Picture(number, name, width, height, *columns[0], *columns[1])
+            found = picture.crowds if thing.get("iscrowd") else picture.objects
+            found.append((box, label))
+    return picture
 
 
 def _clip(bbox: Any, width: int, height: int, who: str) -> Box | None:
