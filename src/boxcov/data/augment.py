@@ -37,13 +37,13 @@ class Augmentation:
 
         Points are (N, 5), boxes (n, 9) ``x y z w l h yaw vx vy``, or (n, 7) without velocity.
         """
-        transforms = [self._draw(generator) for _ in points]
-        clouds = [_points(cloud, *transform) for cloud, transform in zip(points, transforms)]
-        boxes = [
-            {**target, "boxes": _boxes(target["boxes"], *transform)}
-            for target, transform in zip(targets, transforms)
-        ]
-        return clouds, boxes
+        clouds, changed = [], []
+        for cloud, target in zip(points, targets):
+            plane, scale = self._draw(generator)
+            xy = cloud[:, :2] @ plane.to(cloud).T * scale
+            clouds.append(torch.cat([xy, cloud[:, 2:3] * scale, cloud[:, 3:]], 1))
+            changed.append({**target, "boxes": _transform_boxes(target["boxes"], plane, scale)})
+        return clouds, changed
 
     def _draw(self, generator: torch.Generator) -> tuple[Tensor, float]:
         """Draw a map of the plane (2, 2), and a scale."""
@@ -55,13 +55,8 @@ class Augmentation:
         return torch.stack([torch.stack([cos, -sin]), torch.stack([sin, cos])]) * mirror, scale
 
 
-def _points(cloud: Tensor, plane: Tensor, scale: float) -> Tensor:
-    xy = cloud[:, :2] @ plane.to(cloud).T * scale
-    return torch.cat([xy, cloud[:, 2:3] * scale, cloud[:, 3:]], 1)
-
-
-def _boxes(boxes: Tensor, plane: Tensor, scale: float) -> Tensor:
-    """Transform centres, sizes, headings and velocities."""
+def _transform_boxes(boxes: Tensor, plane: Tensor, scale: float) -> Tensor:
+    """Return boxes with other centres, sizes, headings and velocities."""
     plane = plane.to(boxes)
     yaw = boxes[:, 6]
     heading = torch.stack([yaw.cos(), yaw.sin()], 1) @ plane.T

@@ -36,7 +36,7 @@ def read_image(path: str | Path) -> Tensor:
         with Image.open(BytesIO(data), formats=FORMATS) as image:
             check_pixels(image.width, image.height, f"{path}: ")
             image.load()
-            rgb = _bytes(orient(image))
+            rgb = _to_rgb(orient(image))
     except FileNotFoundError:
         raise BoxcovError(f"{path}: no such file: unpack the images there") from None
     except BoxcovError:
@@ -82,7 +82,7 @@ def to_pixels(image: Any) -> Any:
     return rgb.round().byte().permute(1, 2, 0).contiguous().numpy()
 
 
-def _bytes(image: Any) -> Any:
+def _to_rgb(image: Any) -> Any:
     """Return red, green and blue (h, w, 3); transparency is ignored."""
     if image.mode.startswith("I"):  # 16-bit grey: the upper eight bits
         grey = np.asarray(image).astype(np.int64).clip(0, 65535) >> 8

@@ -299,7 +299,7 @@ def _file_name(table: Table, row: Row) -> bytes:
     if len(name) > _LONGEST_NAME:
         raise table.unexpected(row, "filename", f"at most {_LONGEST_NAME} characters")
     if leads_out(name):
-        raise BoxcovError(f"{table.path}: the file name {name!r} leads out of the data set")
+        raise BoxcovError(f"{table.path}: the file name {name!r} leads out of the root: refused")
     return name.encode()
 
 
