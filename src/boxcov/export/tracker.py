@@ -187,7 +187,7 @@ class Tracker:
                 f"the classes are {join_names(found.classes)}, and were "
                 f"{join_names(self._classes)} before: start another Tracker"
             )
-        if not (pose is None or isinstance(pose, Pose)):
+        if pose is not None and not isinstance(pose, Pose):
             raise BoxcovError(
                 f"pose must be a boxcov.data.poses.Pose, got {type(pose).__name__}: a 4 x 4 matrix "
                 "T of torch is Pose(T[:3, :3], T[:3, 3])"
@@ -198,8 +198,8 @@ class Tracker:
                 "unlike the one before: give a pose for every frame or for none"
             )
         density = self.settings.acceleration
-        unknown = set(density) - set(found.classes) if isinstance(density, Mapping) else set()
-        if unknown:
+        named = set(density) if isinstance(density, Mapping) else set()
+        if unknown := named - set(found.classes):
             raise BoxcovError(
                 f"acceleration has {join_names(sorted(unknown))}, but the classes are "
                 f"{join_names(found.classes)}"
@@ -223,11 +223,9 @@ class Tracker:
         return self.parts.KalmanPredictor(motion)
 
     def _start(self, boxes: _Boxes, row: int, detection: Any) -> None:
-        prior = self.parts.GaussianState(
-            np.concatenate([_H.T @ boxes.z[row], np.zeros(5)])[:, None],
-            np.diag([*_DIFFUSE, *[1.0] * 5]),
-            timestamp=detection.timestamp,
-        )
+        mean = np.concatenate([_H.T @ boxes.z[row], np.zeros(5)])[:, None]
+        P = np.diag([*_DIFFUSE, *[1.0] * 5])
+        prior = self.parts.GaussianState(mean, P, timestamp=detection.timestamp)
         first = self.updater.update(self.parts.SingleHypothesis(prior, detection))
         self._count += 1
         track = BoxTrack(

@@ -116,9 +116,8 @@ class Drive(FrameSequence):
         street = street.where(is_free(street))
         crossings = torch.tensor([road.crossing + s for road, s in roads if road.crossing < WINDOW])
         plan = make_rng(seed, 2 * (self.number + (1 << 20) * _NEXT), "cpu")
-        return World(
-            street, crossings, move(street, crossings, plan, ceil(round(seconds / STEP, 6)))
-        )
+        steps = ceil(round(seconds / STEP, 6))
+        return World(street, crossings, move(street, crossings, plan, steps))
 
     def _ego(self, step: int) -> Tensor:
         """Return x, y and the turn since the start of the ego car."""

@@ -253,9 +253,8 @@ def _compare(content: bytes, graph: FrameGraph) -> None:
         session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         outputs = session.run(None, {name: value.numpy() for name, value in graph.inputs.items()})
     except Exception as error:  # onnxruntime's errors have no common base class
-        raise BoxcovError(
-            f"onnxruntime cannot run the graph, it was not written: {error}"
-        ) from error
+        said = f"onnxruntime cannot run the graph, it was not written: {error}"
+        raise BoxcovError(said) from error
     check_agreement(dict(zip(graph.expected, map(torch.from_numpy, outputs))), graph.expected)
 
 
