@@ -98,12 +98,12 @@ def test_classes_on_request(root: Path) -> None:
 
 
 def test_sizes_that_the_network_cannot_take(root: Path) -> None:
-    for size in (0, 100):
+    for size in (0, 100, 64.0, "64"):
         with pytest.raises(
             BoxcovError,
             match=f"a multiple of 32 pixels, or None for images as they are, got {size}",
         ):
-            coco.frames(root, size=size)
+            coco.frames(root, size=size)  # type: ignore[arg-type]
 
 
 # images

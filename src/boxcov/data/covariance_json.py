@@ -37,8 +37,7 @@ def pair_with_frames(
     unknown, or the covariances were computed in different ways.
     """
     count, first = 0, None
-    for found in detections:
-        count += 1
+    for count, found in enumerate(detections, 1):
         if count > len(names):
             break
         name = names[count - 1]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from math import isfinite
+from numbers import Integral
 from os.path import isfile
 from pathlib import Path
 from typing import Any
@@ -126,7 +127,7 @@ def frames(
     ...
     boxcov.errors.BoxcovError: nowhere/annotations/instances_val2017.json: no such file: ...
     """
-    if size is not None and (size < 32 or size % 32):
+    if size is not None and not (isinstance(size, Integral) and size >= 32 and size % 32 == 0):
         raise BoxcovError(
             f"size must be a multiple of 32 pixels, or None for images as they are, got {size}"
         )

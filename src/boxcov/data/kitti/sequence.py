@@ -119,7 +119,7 @@ def frames(root: str | Path, split: str = "training", classes: Sequence[str] = C
     tokens = sorted(names, key=lambda name: (len(name), name))  # by number
     if not tokens:
         raise BoxcovError(f"{folder / 'velodyne'}: no .bin file: unpack the point clouds there")
-    return Kitti(folder, tokens, tuple(classes))
+    return Kitti(folder, tokens, (classes,) if isinstance(classes, str) else tuple(classes))
 
 
 def read_labels(path: Path) -> list[tuple[str, list[float]]]:
