@@ -110,16 +110,10 @@ def test_autoware_labels_and_shapes() -> None:
     found = in_space()
     objects = ros.detected_objects(found, "base_link")["objects"]
     assert [one["classification"][0]["label"] for one in objects] == [1, 7, 0, 1, 7]
-    assert [
-        one["classification"][0]["label"]
-        for one in ros.detected_objects(found, "b", labels={"traffic_cone": 9})["objects"]
-    ] == [
-        0,
-        0,
-        9,
-        0,
-        0,
-    ]
+    for name in ("traffic_cone", "TrafficCone"):
+        named = replace(found, classes=("car", "pedestrian", name))
+        cones = ros.detected_objects(named, "b", labels={name: 9})["objects"]
+        assert [one["classification"][0]["label"] for one in cones] == [0, 0, 9, 0, 0]
     assert objects[0]["shape"]["dimensions"]["x"] == float(found.field("l")[0])
     assert objects[0]["existence_probability"] == pytest.approx(float(found.scores[0]))
     json.dumps(objects)

@@ -93,22 +93,13 @@ class ResizedObjects(FrameSequence):
             since = torch.zeros_like(cloud[:, :3])  # the way of the object since each point's sweep
             since[:, : len(velocity)] = cloud[:, 4:5] * velocity
             place = cloud[:, :3] + since - bottom
-            inside = _is_inside(place, box)
+            along, across = into_axes(place[:, 0], place[:, 1], box[6])
+            inside = (along.abs() <= box[4] / 2 + _MARGIN) & (across.abs() <= box[3] / 2 + _MARGIN)
+            inside &= (place[:, 2] > _GROUND) & (place[:, 2] <= box[5] + _MARGIN)
             resized[inside, :3] = (bottom + factor * place - since)[inside]
             box[3:6] *= factor
             box[2] = bottom[2] + box[5] / 2
         return resized, {**target, "boxes": boxes}
-
-
-def _is_inside(place: Tensor, box: Tensor) -> Tensor:
-    """Return which points (N, 3), relative to the middle of the box's bottom, are on the object."""
-    along, across = into_axes(place[:, 0], place[:, 1], box[6])
-    return (
-        (along.abs() <= box[4] / 2 + _MARGIN)
-        & (across.abs() <= box[3] / 2 + _MARGIN)
-        & (place[:, 2] > _GROUND)
-        & (place[:, 2] <= box[5] + _MARGIN)
-    )
 
 
 def resize_objects(

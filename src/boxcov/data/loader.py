@@ -11,7 +11,6 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -62,16 +61,8 @@ class LoadedFrames(FrameSequence):
             return self.frames[index]
 
 
-@dataclass(frozen=True)
-class _Failure:
-    """An exception of a worker, with its traceback as text, which the exception itself loses."""
-
-    error: Exception
-    traceback: str
-
-
 class _Files(Dataset[str]):
-    """Items written to files in ``folder``.
+    """Items written to files in ``folder``, each with an exception and its traceback as text.
 
     DataLoader would send tensors through shared memory, which is small in containers, and takes
     an open file per tensor. Sent through its pipe, they would block the main process for ever if
@@ -85,9 +76,9 @@ class _Files(Dataset[str]):
         handle, path = tempfile.mkstemp(dir=self.folder)
         os.close(handle)
         try:
-            torch.save(tree_map_only(Tensor, _compact, self.frames[index]), path)
+            torch.save((tree_map_only(Tensor, _compact, self.frames[index]), None, ""), path)
         except Exception as error:
-            torch.save(_Failure(error, traceback.format_exc()), path)
+            torch.save((None, error, traceback.format_exc()), path)
         return path
 
 
@@ -132,10 +123,10 @@ def _next_path(paths: Iterator[str], index: int) -> str:
 
 def _read_item(path: str) -> Any:
     # Items are of any type. The file is our worker's, in a folder that only this user can access.
-    item = torch.load(path, weights_only=False)
+    item, error, trace = torch.load(path, weights_only=False)
     os.unlink(path)
-    if isinstance(item, _Failure):
-        raise item.error from RuntimeError(f"in a worker process:\n{item.traceback}")
+    if error is not None:
+        raise error from RuntimeError(f"in a worker process:\n{trace}")
     return item
 
 
@@ -150,12 +141,11 @@ def _sigchld_unchanged() -> Iterator[None]:
 
     Its handler raises wherever the main process is when a worker dies, not where items are read.
     """
-    if not hasattr(signal, "SIGCHLD") or threading.current_thread() != threading.main_thread():
-        yield
-        return
-    handler = signal.getsignal(signal.SIGCHLD)
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGCHLD) if is_main and os.name != "nt" else None
     yield
-    signal.signal(signal.SIGCHLD, handler)
+    if handler is not None:
+        signal.signal(signal.SIGCHLD, handler)
 
 
 @contextmanager

@@ -186,7 +186,8 @@ def detected_objects(
     objects = []
     for row, (pose, twist, size) in enumerate(zip(*parts)):
         hypothesis = _hypothesis(detections, row)
-        label, score = numbers.get(hypothesis["class_id"].lower(), 0), hypothesis["score"]
+        name, score = hypothesis["class_id"], hypothesis["score"]
+        label = numbers.get(name, numbers.get(name.lower(), 0))
         is_sure = flipped is None or float(flipped[row]) <= _SURE_HEADING  # which end is the front
         kinematics = {
             "pose_with_covariance": pose,

@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import dataclass
 from math import isfinite
 from numbers import Integral
-from os.path import isfile
+from os.path import isfile  # False, not an error, for a path that is too long or has a NUL
 from pathlib import Path
 from typing import Any
 from warnings import warn
@@ -131,7 +131,11 @@ def frames(
         raise BoxcovError(
             f"size must be a multiple of 32 pixels, or None for images as they are, got {size}"
         )
-    annotations = read_annotations(Path(root) / "annotations" / f"instances_{split}.json", classes)
+    path = Path(root) / "annotations" / f"instances_{split}.json"
+    if not isfile(path):
+        raise BoxcovError(f"{path}: no such file: unpack COCO's annotations there")
+    with reading(path, "COCO's annotations"):
+        annotations = _annotations(read_json(path), classes, path)
     if not annotations.pictures:
         raise BoxcovError(f"{root}: the split {split} has no images")
     return Coco(Path(root) / split, annotations, size)
@@ -140,15 +144,8 @@ def frames(
 # the annotation file
 
 
-def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annotations:
-    """Read an annotation file; the classes are all of it, by category id, unless given."""
-    if not isfile(path):
-        raise BoxcovError(f"{path}: no such file: unpack COCO's annotations there")
-    with reading(path, "COCO's annotations"):
-        return _annotations(read_json(path), classes, path)
-
-
 def _annotations(content: Any, classes: Sequence[str] | None, path: Path) -> Annotations:
+    """Return what the file says; the classes are all of it, by category id, unless given."""
     ids = {
         conform(entry["name"], str, f"{path}: the name of a category"): int(entry["id"])
         for entry in sorted(content["categories"], key=lambda entry: int(entry["id"]))
