@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import random
 import signal
 import tempfile
@@ -78,8 +79,17 @@ class _Files(Dataset[str]):
         try:
             torch.save((tree_map_only(Tensor, _compact, self.frames[index]), None, ""), path)
         except Exception as error:
-            torch.save((None, error, traceback.format_exc()), path)
+            torch.save((None, _portable(error), traceback.format_exc()), path)
         return path
+
+
+def _portable(error: Exception) -> Exception:
+    """Return the exception, or a RuntimeError with its text if it cannot go to another process."""
+    try:
+        copy: Exception = pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return copy
 
 
 def _compact(tensor: Tensor) -> Tensor:
