@@ -84,8 +84,8 @@ def measurements(
             "the other fields with fields="
         )
     _check_positive_definite(z, R, names)
-    risk = None if detections.no_object is None else detections.risk
-    return Measurements(z, R, names, source, risk, detections.no_object, detections.flipped)
+    risk = None if noisy.no_object is None else noisy.risk
+    return Measurements(z, R, names, source, risk, noisy.no_object, noisy.flipped)
 
 
 def _add_residual(

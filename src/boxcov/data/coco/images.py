@@ -73,10 +73,10 @@ def to_pixels(image: Any) -> Any:
     image = image[0] if image.dim() == 4 else image
     if image.dim() == 3 and len(image) == 1:  # grey
         image = image.expand(3, -1, -1)
-    if image.dim() != 3 or len(image) != 3:
+    if image.dim() != 3 or len(image) != 3 or not image.numel():
         raise BoxcovError(f"an image has shape (3, h, w), got {tuple(image.shape)}")
     low, high = float(image.min()), float(image.max())
-    if low < 0 or high > 255 or 1 < high <= 2:
+    if not 0 <= low <= high <= 255 or 1 < high <= 2:  # also NaN
         return None
     rgb = image * 255 if high <= 1 else image.flip(0)
     return rgb.round().byte().permute(1, 2, 0).contiguous().numpy()
