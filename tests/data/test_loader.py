@@ -143,6 +143,29 @@ def test_errors_of_workers_keep_type_and_message() -> None:
         loaded(Odd(), -1)
 
 
+def test_an_interrupt_ends_the_workers_before_their_folder(tmp_path, monkeypatch) -> None:
+    """Their files hid it behind an error of the folder, which was not empty."""
+
+    class Slow(Drawn):
+        def __getitem__(self, number: int):
+            time.sleep(0.05)
+            return number
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    others = children(os.getpid())
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(KeyboardInterrupt) as raised:
+            list(loaded(Slow(1000), 2))
+        assert not children(os.getpid()) - others
+        assert not list(tmp_path.iterdir())
+        assert raised.value.__traceback__ is not None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 class Twofold(Exception):
     """Pickled, it is called with its text alone."""
 

@@ -110,25 +110,24 @@ def _load_ahead(frames: LoadedFrames, indices: Sequence[int]) -> Iterator[Any]:
             generator=torch.Generator(),  # the global one must not advance
         )
         with _sigchld_unchanged():
-            paths = iter(loader)
+            paths: Any = iter(loader)
         try:
             for index in indices:
                 yield _read_item(_next_path(paths, index))
         finally:
-            del paths  # ends the workers
+            # while it lives, as in a traceback, the workers write into the folder to be removed
+            paths._shutdown_workers()
 
 
 def _next_path(paths: Iterator[str], index: int) -> str:
     try:
         return next(paths)
     except RuntimeError as error:  # DataLoader lost a worker; errors of the data are in the files
-        reason = str(error).splitlines()[0]
-    # outside of the except block: its traceback would keep the other workers alive
-    raise BoxcovError(
-        f"a worker process ended before it loaded item {index}: it was killed, or memory ran out "
-        f"({reason}). Use fewer --workers if memory is short. An interrupted run continues with "
-        "--resume"
-    )
+        raise BoxcovError(
+            f"a worker process ended before it loaded item {index}: it was killed, or memory ran "
+            f"out ({str(error).splitlines()[0]}). Use fewer --workers if memory is short. An "
+            "interrupted run continues with --resume"
+        ) from None
 
 
 def _read_item(path: str) -> Any:
