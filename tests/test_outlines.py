@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from boxcov import BoxcovError
 from boxcov.data.coco.images import to_pixels
 from boxcov.outlines import background_of
 
@@ -34,10 +35,16 @@ def test_points_and_images_are_recognised(inputs: object, shape: tuple[int, ...]
         torch.zeros(3),
         torch.zeros(1, 4, 8, 8),
         torch.randn(1, 3, 8, 8),  # normalised
+        torch.full((1, 3, 8, 8), torch.nan),
     ],
 )
 def test_other_inputs_have_no_background(inputs: object) -> None:
     assert background_of(inputs) is None
+
+
+def test_an_image_without_pixels_is_refused() -> None:
+    with pytest.raises(BoxcovError, match=r"shape \(3, h, w\), got \(3, 0, 0\)"):
+        to_pixels(torch.zeros(1, 3, 0, 0))
 
 
 @pytest.mark.parametrize(

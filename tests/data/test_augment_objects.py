@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from boxcov.data import simulated
@@ -35,6 +36,16 @@ def test_points_of_older_sweeps_follow_their_object() -> None:
     (points,), (target,) = resize_objects([([cloud], [{"boxes": box}])])[0]
     half = target["boxes"][0, 4] / 2
     torch.testing.assert_close(points[0, 0] + 4.0, half)
+
+
+@pytest.mark.parametrize("velocity", [[], [float("nan")] * 2])
+def test_objects_of_unknown_velocity_are_resized(velocity: list[float]) -> None:
+    """KITTI has no velocities: the boxes grew, and their points stayed."""
+    cloud = torch.tensor([[1.0, 0.0, 0.5, 1.0, 0.0]])
+    box = torch.tensor([[0.0, 0.0, 0.5, 1.0, 2.0, 1.0, 0.0, *velocity]])
+    (points,), (target,) = resize_objects([([cloud], [{"boxes": box}])])[0]
+    assert target["boxes"][0, 4] != 2
+    torch.testing.assert_close(points[0, 0], target["boxes"][0, 4] / 2)
 
 
 def test_the_same_seed_gives_the_same_frames() -> None:

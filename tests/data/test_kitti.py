@@ -68,6 +68,8 @@ def test_types_in_another_case_are_refused(root: Path) -> None:
 
 
 def test_all_types_on_request(root: Path) -> None:
+    (car,) = kitti.frames(root, classes="Car")[0][1]  # a text is one class, not its letters
+    assert car["labels"].tolist() == [0]
     (target,) = kitti.frames(root, classes=kitti.TYPES)[0][1]
     assert [kitti.TYPES[label] for label in target["labels"]] == ["Car", "Van", "Cyclist"]
 

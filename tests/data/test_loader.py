@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -140,6 +141,53 @@ def test_errors_of_workers_keep_type_and_message() -> None:
         list(loaded(Odd(), 2))
     with pytest.raises(BoxcovError, match="workers must be a whole number of at least 0, got -1"):
         loaded(Odd(), -1)
+
+
+def test_an_interrupt_ends_the_workers_before_their_folder(tmp_path, monkeypatch) -> None:
+    """Their files hid it behind an error of the folder, which was not empty."""
+
+    class Slow(Drawn):
+        def __getitem__(self, number: int):
+            time.sleep(0.05)
+            return number
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    others = children(os.getpid())
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(KeyboardInterrupt) as raised:
+            list(loaded(Slow(1000), 2))
+        assert not children(os.getpid()) - others
+        assert not list(tmp_path.iterdir())
+        assert raised.value.__traceback__ is not None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class Twofold(Exception):
+    """Pickled, it is called with its text alone."""
+
+    def __init__(self, file: str, line: int) -> None:
+        super().__init__(f"{file}, line {line}")
+
+
+class Locked(Exception):
+    def __init__(self, text: str, _: int) -> None:
+        super().__init__(text)
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize("kind", [Twofold, Locked])
+def test_errors_that_cannot_be_pickled_keep_their_text(kind: type) -> None:
+    class Failing(Drawn):
+        def __getitem__(self, number: int):
+            raise kind("frames.txt", 3)
+
+    with pytest.raises(RuntimeError, match=f"{kind.__name__}: frames.txt") as raised:
+        list(loaded(Failing(), 2))
+    assert "in a worker process" in str(raised.value.__cause__)
 
 
 SCRIPT = """

@@ -166,8 +166,9 @@ def test_missing_folders_and_unknown_splits(root: Path) -> None:
     assert_fails(root, "v1.0-mini", "v1.0-trainval", version="v1.0-mini")
     assert_fails(root, "'training'", "train, val, test, mini_train, mini_val", split="training")
     assert_fails(root, "scene.json", "'test'", split="test")
-    with pytest.raises(BoxcovError, match="sweeps must be at least 1"):
-        nuscenes.frames(root, sweeps=0)
+    for sweeps in (0, 2.5):
+        with pytest.raises(BoxcovError, match="sweeps must be a whole number of at least 1"):
+            nuscenes.frames(root, sweeps=sweeps)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from boxcov import BoxcovError
-from boxcov.data import batched, shapes
+from boxcov.data import batched, loaded, shapes
 
 
 def test_a_frame_depends_on_seed_and_index_alone() -> None:
@@ -23,6 +23,11 @@ def test_a_frame_depends_on_seed_and_index_alone() -> None:
 def test_a_seed_of_numpy_is_that_of_python() -> None:
     frame, same = shapes.frames(seed=3)[0], shapes.frames(seed=np.int64(3))[0]
     assert torch.equal(same[0], frame[0])
+
+
+def test_seeds_of_any_size_are_taken() -> None:
+    one, other = (loaded(shapes.frames(seed=10**17 + i), 0, seed=10**17)[0] for i in (0, 1))
+    assert not torch.equal(one[0], other[0])
 
 
 def test_the_picture_shows_the_boxes() -> None:
@@ -48,6 +53,9 @@ def test_batches_merge_tensors_lists_and_dicts() -> None:
     assert targets is None
     with pytest.raises(BoxcovError, match="cannot merge str"):
         batched([("a", None)], 1)[0]
+    images = [(torch.zeros(1, 3, 4, width), [{}]) for width in (4, 5)]
+    with pytest.raises(BoxcovError, match=r"shapes \(1, 3, 4, 4\), \(1, 3, 4, 5\) into a batch"):
+        batched(images, 2)[0]
     with pytest.raises(BoxcovError, match="at least 1, got 0"):
         batched(frames, 0)
 

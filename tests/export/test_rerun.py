@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -75,6 +76,20 @@ def test_risk_is_shown_by_colour_and_label() -> None:
     labels = logged["world/boxes"].labels.as_arrow_array().to_pylist()
     assert [label.split(", ")[1] for label in labels] == ["risk 0 %", "risk 50 %", "risk 100 %"]
     assert logged["risk/mean"].scalars.as_arrow_array().to_pylist() == [0.5]
+
+
+def test_ellipsoids_of_unknown_errors_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, logged = in_space(3), {}
+    predictive = found.predictive.clone()
+    predictive[:, 2] = predictive[:, :, 2] = torch.nan  # too few labels of z
+    rr = SimpleNamespace(Boxes3D=dict, Ellipsoids3D=dict, Scalars=float)
+    monkeypatch.setitem(sys.modules, "rerun", rr)
+    recording = SimpleNamespace(log=logged.__setitem__)
+    log(replace(found, predictive=predictive), recording=recording)
+    assert set(logged) >= {"world/boxes", "world/epistemic/1_sigma"}
+    assert "world/predictive/1_sigma" not in logged
+    log(found, recording=recording)
+    assert "world/predictive/1_sigma" in logged
 
 
 def test_both_corners_have_their_ellipses() -> None:

@@ -110,16 +110,10 @@ def test_autoware_labels_and_shapes() -> None:
     found = in_space()
     objects = ros.detected_objects(found, "base_link")["objects"]
     assert [one["classification"][0]["label"] for one in objects] == [1, 7, 0, 1, 7]
-    assert [
-        one["classification"][0]["label"]
-        for one in ros.detected_objects(found, "b", labels={"traffic_cone": 9})["objects"]
-    ] == [
-        0,
-        0,
-        9,
-        0,
-        0,
-    ]
+    for name in ("traffic_cone", "TrafficCone"):
+        named = replace(found, classes=("car", "pedestrian", name))
+        cones = ros.detected_objects(named, "b", labels={name: 9})["objects"]
+        assert [one["classification"][0]["label"] for one in cones] == [0, 0, 9, 0, 0]
     assert objects[0]["shape"]["dimensions"]["x"] == float(found.field("l")[0])
     assert objects[0]["existence_probability"] == pytest.approx(float(found.scores[0]))
     json.dumps(objects)
@@ -167,6 +161,9 @@ def test_unknown_predictive_fields() -> None:
         assert kinematics["twist_with_covariance"]["covariance"] == [0.0] * 36
         expected = other["kinematics"]["pose_with_covariance"]
         assert kinematics["pose_with_covariance"] == expected
+    stands = replace(found, boxes=found.boxes * torch.tensor([1.0] * 7 + [0.0] * 2))
+    for one in ros.detected_objects(stands, "base_link")["objects"]:
+        assert one["kinematics"]["has_twist"]
     found.predictive[:, 2] = found.predictive[:, :, 2] = torch.nan
     with pytest.raises(BoxcovError, match=r"covariance of z is NaN: the calibration .*epistemic"):
         ros.poses(found)

@@ -211,6 +211,20 @@ def test_risk_decides_about_birth_and_death():
     assert lives[-1] == 0
 
 
+@pytest.mark.parametrize("detection", [0.6, 1.0])
+def test_tracks_of_certain_boxes_end_too(detection: float):
+    certain = replace(boxes([0, 0, 0, 0, 0]), scores=torch.ones(1))
+    tracks = last(tracker(detection=detection), [certain] + [certain[:0]] * 40)
+    assert tracks == []
+
+
+def test_bfloat16_boxes_are_tracked():
+    found = boxes([8, 0, 0, 0, 0])
+    low = {name: getattr(found, name).bfloat16() for name in ("boxes", "scores", "covariance")}
+    (track,) = last(tracker(), [replace(found, **low)] * 2)
+    assert track.mean[0] == pytest.approx(8)
+
+
 # real drives: boxes that are the labels with errors of a known covariance
 
 
@@ -359,6 +373,10 @@ def test_unfit_boxes_are_refused():
         Tracker().update(found, 0.0)
     with pytest.raises(BoxcovError, match="vx of some boxes is not finite"):
         tracker().update(boxes([0, 0, 0, float("nan"), 0]), 0.0)
+    one = Tracker()  # a refused frame leaves it as it was
+    with pytest.raises(BoxcovError, match="no measurement noise R"):
+        one.update(found, 0.0)
+    assert len(one.update(replace(calibrated(found), classes=("bus", "bike")), 0.0)) <= 1
     image = Detections(
         torch.ones(1, 4), torch.ones(1), *[torch.zeros(1).long()] * 2, tuple("abcd"), ("car",)
     )

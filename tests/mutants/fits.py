@@ -203,7 +203,7 @@ FITS = [
     Mutant(
         "no worker is left behind",
         "data/loader.py",
-        "del paths  # ends the workers",
+        "paths._shutdown_workers()",
         "_start_worker.kept = paths",
         f"{LOADING}test_no_worker_survives_the_main_process",
     ),

@@ -91,7 +91,7 @@ def test_long_names_that_end_differently_stay_apart() -> None:
 
 def test_labels_of_rerun_are_short_lines() -> None:
     for name in (HOSTILE, LONG):
-        for label in rerun._labels(named(name, in_image())):
+        for label in rerun._look(named(name, in_image()))["labels"]:
             assert len(label) < 80
             assert label.isprintable()
 

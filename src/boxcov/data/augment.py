@@ -37,13 +37,13 @@ class Augmentation:
 
         Points are (N, 5), boxes (n, 9) ``x y z w l h yaw vx vy``, or (n, 7) without velocity.
         """
-        transforms = [self._draw(generator) for _ in points]
-        clouds = [_points(cloud, *transform) for cloud, transform in zip(points, transforms)]
-        boxes = [
-            {**target, "boxes": _boxes(target["boxes"], *transform)}
-            for target, transform in zip(targets, transforms)
-        ]
-        return clouds, boxes
+        clouds, changed = [], []
+        for cloud, target in zip(points, targets):
+            plane, scale = self._draw(generator)
+            xy = cloud[:, :2] @ plane.to(cloud).T * scale
+            clouds.append(torch.cat([xy, cloud[:, 2:3] * scale, cloud[:, 3:]], 1))
+            changed.append({**target, "boxes": _transform_boxes(target["boxes"], plane, scale)})
+        return clouds, changed
 
     def _draw(self, generator: torch.Generator) -> tuple[Tensor, float]:
         """Draw a map of the plane (2, 2), and a scale."""
@@ -55,13 +55,8 @@ class Augmentation:
         return torch.stack([torch.stack([cos, -sin]), torch.stack([sin, cos])]) * mirror, scale
 
 
-def _points(cloud: Tensor, plane: Tensor, scale: float) -> Tensor:
-    xy = cloud[:, :2] @ plane.to(cloud).T * scale
-    return torch.cat([xy, cloud[:, 2:3] * scale, cloud[:, 3:]], 1)
-
-
-def _boxes(boxes: Tensor, plane: Tensor, scale: float) -> Tensor:
-    """Transform centres, sizes, headings and velocities."""
+def _transform_boxes(boxes: Tensor, plane: Tensor, scale: float) -> Tensor:
+    """Return boxes with other centres, sizes, headings and velocities."""
     plane = plane.to(boxes)
     yaw = boxes[:, 6]
     heading = torch.stack([yaw.cos(), yaw.sin()], 1) @ plane.T
@@ -78,7 +73,8 @@ class ResizedObjects(FrameSequence):
         self.frames, self.seed, self.logarithms = frames, check_seed(seed), logarithms
 
     def load(self, index: int) -> tuple[list[Tensor], list[Any]]:
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + index)
+        seed = (1_000_003 * self.seed + index) % 2**64  # torch takes no more
+        generator = torch.Generator().manual_seed(seed)
         clouds, targets = self.frames[index]
         pairs = [self._resize(*pair, generator) for pair in zip(clouds, targets)]
         return [cloud for cloud, _ in pairs], [target for _, target in pairs]
@@ -93,25 +89,17 @@ class ResizedObjects(FrameSequence):
         for box, factor in zip(boxes, factors.to(boxes)):
             bottom = box[:3].clone()
             bottom[2] -= box[5] / 2
+            velocity = box[7:9].nan_to_num()  # unknown: as if at rest
             since = torch.zeros_like(cloud[:, :3])  # the way of the object since each point's sweep
-            since[:, :2] = cloud[:, 4:5] * box[7:9]
+            since[:, : len(velocity)] = cloud[:, 4:5] * velocity
             place = cloud[:, :3] + since - bottom
-            inside = _is_inside(place, box)
+            along, across = into_axes(place[:, 0], place[:, 1], box[6])
+            inside = (along.abs() <= box[4] / 2 + _MARGIN) & (across.abs() <= box[3] / 2 + _MARGIN)
+            inside &= (place[:, 2] > _GROUND) & (place[:, 2] <= box[5] + _MARGIN)
             resized[inside, :3] = (bottom + factor * place - since)[inside]
             box[3:6] *= factor
             box[2] = bottom[2] + box[5] / 2
         return resized, {**target, "boxes": boxes}
-
-
-def _is_inside(place: Tensor, box: Tensor) -> Tensor:
-    """Return which points (N, 3), relative to the middle of the box's bottom, are on the object."""
-    along, across = into_axes(place[:, 0], place[:, 1], box[6])
-    return (
-        (along.abs() <= box[4] / 2 + _MARGIN)
-        & (across.abs() <= box[3] / 2 + _MARGIN)
-        & (place[:, 2] > _GROUND)
-        & (place[:, 2] <= box[5] + _MARGIN)
-    )
 
 
 def resize_objects(

@@ -37,8 +37,7 @@ def pair_with_frames(
     unknown, or the covariances were computed in different ways.
     """
     count, first = 0, None
-    for found in detections:
-        count += 1
+    for count, found in enumerate(detections, 1):
         if count > len(names):
             break
         name = names[count - 1]
@@ -62,8 +61,7 @@ def pair_with_frames(
 
 
 def _check_classes(where: str, used: set[str], classes: Sequence[str]) -> None:
-    unknown = sorted(used - set(classes))
-    if unknown:
+    if unknown := sorted(used - set(classes)):
         raise BoxcovError(
             f"{where}: no class {', '.join(unknown)}: the data set has {', '.join(classes)}"
         )
@@ -121,8 +119,8 @@ def read_detections(
 ) -> Detections:
     """Return the detections of one frame of a result file.
 
-    ``labels`` are names of classes. ``covariances`` are the file's meta and the frame's rows; the
-    detections have a covariance if the meta describes one.
+    labels: names of classes. covariances: the file's meta and the frame's rows; the detections
+    have a covariance if the meta describes one.
     """
     meta, rows = covariances
     D = len(fields)

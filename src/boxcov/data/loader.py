@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import random
 import signal
 import tempfile
@@ -11,7 +12,6 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset
 
 from boxcov.data.sequence import FrameSequence
-from boxcov.errors import BoxcovError, check_whole
+from boxcov.errors import BoxcovError, check_seed, check_whole
 
 
 def loaded(frames: Sequence[Any], workers: int, seed: int = 0) -> LoadedFrames:
@@ -37,7 +37,7 @@ def loaded(frames: Sequence[Any], workers: int, seed: int = 0) -> LoadedFrames:
     (3, [1, 1, 1])
     """
     check_whole("workers", workers, 0)
-    return LoadedFrames(frames, workers, seed)
+    return LoadedFrames(frames, workers, check_seed(seed))
 
 
 def load_items(frames: Sequence[Any], indices: Sequence[int]) -> Iterator[Any]:
@@ -62,16 +62,8 @@ class LoadedFrames(FrameSequence):
             return self.frames[index]
 
 
-@dataclass(frozen=True)
-class _Failure:
-    """An exception of a worker, with its traceback as text, which the exception itself loses."""
-
-    error: Exception
-    traceback: str
-
-
 class _Files(Dataset[str]):
-    """Items written to files in ``folder``.
+    """Items written to files in ``folder``, each with an exception and its traceback as text.
 
     DataLoader would send tensors through shared memory, which is small in containers, and takes
     an open file per tensor. Sent through its pipe, they would block the main process for ever if
@@ -85,10 +77,19 @@ class _Files(Dataset[str]):
         handle, path = tempfile.mkstemp(dir=self.folder)
         os.close(handle)
         try:
-            torch.save(tree_map_only(Tensor, _compact, self.frames[index]), path)
+            torch.save((tree_map_only(Tensor, _compact, self.frames[index]), None, ""), path)
         except Exception as error:
-            torch.save(_Failure(error, traceback.format_exc()), path)
+            torch.save((None, _portable(error), traceback.format_exc()), path)
         return path
+
+
+def _portable(error: Exception) -> Exception:
+    """Return the exception, or a RuntimeError with its text if it cannot go to another process."""
+    try:
+        copy: Exception = pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return copy
 
 
 def _compact(tensor: Tensor) -> Tensor:
@@ -109,33 +110,32 @@ def _load_ahead(frames: LoadedFrames, indices: Sequence[int]) -> Iterator[Any]:
             generator=torch.Generator(),  # the global one must not advance
         )
         with _sigchld_unchanged():
-            paths = iter(loader)
+            paths: Any = iter(loader)
         try:
             for index in indices:
                 yield _read_item(_next_path(paths, index))
         finally:
-            del paths  # ends the workers
+            # while it lives, as in a traceback, the workers write into the folder to be removed
+            paths._shutdown_workers()
 
 
 def _next_path(paths: Iterator[str], index: int) -> str:
     try:
         return next(paths)
     except RuntimeError as error:  # DataLoader lost a worker; errors of the data are in the files
-        reason = str(error).splitlines()[0]
-    # outside of the except block: its traceback would keep the other workers alive
-    raise BoxcovError(
-        f"a worker process ended before it loaded item {index}: it was killed, or memory ran out "
-        f"({reason}). Use fewer --workers if memory is short. An interrupted run continues with "
-        "--resume"
-    )
+        raise BoxcovError(
+            f"a worker process ended before it loaded item {index}: it was killed, or memory ran "
+            f"out ({str(error).splitlines()[0]}). Use fewer --workers if memory is short. An "
+            "interrupted run continues with --resume"
+        ) from None
 
 
 def _read_item(path: str) -> Any:
     # Items are of any type. The file is our worker's, in a folder that only this user can access.
-    item = torch.load(path, weights_only=False)
+    item, error, trace = torch.load(path, weights_only=False)
     os.unlink(path)
-    if isinstance(item, _Failure):
-        raise item.error from RuntimeError(f"in a worker process:\n{item.traceback}")
+    if error is not None:
+        raise error from RuntimeError(f"in a worker process:\n{trace}")
     return item
 
 
@@ -150,12 +150,11 @@ def _sigchld_unchanged() -> Iterator[None]:
 
     Its handler raises wherever the main process is when a worker dies, not where items are read.
     """
-    if not hasattr(signal, "SIGCHLD") or threading.current_thread() != threading.main_thread():
-        yield
-        return
-    handler = signal.getsignal(signal.SIGCHLD)
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGCHLD) if is_main and os.name != "nt" else None
     yield
-    signal.signal(signal.SIGCHLD, handler)
+    if handler is not None:
+        signal.signal(signal.SIGCHLD, handler)
 
 
 @contextmanager
@@ -163,7 +162,7 @@ def _item_seed(seed: int) -> Iterator[None]:
     """Seed all random numbers, and restore the generators' states afterwards."""
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(seed % 2**64)  # it takes no more
         random.seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002
         try:

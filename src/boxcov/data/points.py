@@ -39,15 +39,11 @@ def read_points(path: Path, columns: int, advice: str = "unpack it again") -> Te
         )
     points = torch.from_numpy(np.frombuffer(data, dtype="<f4").reshape(-1, columns).copy())
     usable = points[:, :4].isfinite().all(1)
-    if not bool(usable.all()):
-        warn(
-            f"{path}: {int((~usable).sum())} of {len(points)} points are NaN or infinite and were "
-            "dropped",
-            BoxcovWarning,
-            stacklevel=2,
-        )
-        points = points[usable]
-    return points
+    if bool(usable.all()):
+        return points
+    said = f"{int((~usable).sum())} of {len(points)} points are NaN or infinite and were dropped"
+    warn(f"{path}: {said}", BoxcovWarning, stacklevel=2)
+    return points[usable]
 
 
 def check_layout(points: Tensor, layout: str, path: Path) -> None:

@@ -130,9 +130,8 @@ def _scales_and_widths(detections: Detections, J: Tensor, sources: Sources) -> d
     scale, single, joint = detections.scale, detections.region_widths, detections.joint_widths
     mapped: dict[str, Any] = {}
     if scale is not None:
-        mapped["scale"] = _weighted_sum(scale.to(J)[:, None], size)[:, 0].where(
-            is_single, torch.nan
-        )
+        sums = _weighted_sum(scale.to(J)[:, None], size)[:, 0]
+        mapped["scale"] = sums.where(is_single, torch.nan)
     if single is not None and joint is not None:
         mapped["joint_widths"] = around = _weighted_sum(joint.to(J), size)
         mixed = _mixed_widths(single.to(J), around, size, about["levels"])

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boxcov.errors import BoxcovError, check_whole, counted
+from boxcov.errors import BoxcovError, check_whole, counted, join_names
 
 
 class FrameSequence(Sequence[Any], ABC):
@@ -69,6 +69,12 @@ def merge(items: list[Any]) -> Any:
     """Return items as one batch; see ``batched``."""
     first = items[0]
     if isinstance(first, Tensor):
+        shapes = {tuple(item.shape) for item in items}
+        if len({shape[1:] for shape in shapes}) > 1 or () in shapes:
+            raise BoxcovError(
+                f"cannot merge tensors of the shapes {join_names(map(str, sorted(shapes)))} into a "
+                "batch: use a batch of 1, or inputs of one size"
+            )
         return torch.cat(items)
     if isinstance(first, list):
         return [entry for item in items for entry in item]

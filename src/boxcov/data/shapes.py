@@ -27,7 +27,8 @@ class Shapes(FrameSequence):
         self.seed, self.noise, self.objects = check_seed(seed), noise, objects
 
     def load(self, index: int) -> Frame:
-        generator = torch.Generator().manual_seed(1_000_003 * self.seed + index)
+        seed = (1_000_003 * self.seed + index) % 2**64  # torch takes no more
+        generator = torch.Generator().manual_seed(seed)
         boxes, labels = _scene(self.objects, generator)
         image = render(boxes) + self.noise * torch.randn(PIXELS, PIXELS, generator=generator)
         return image[None, None], [{"boxes": boxes, "labels": labels}]

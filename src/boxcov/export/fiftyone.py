@@ -39,7 +39,7 @@ def to_fiftyone(detections: Detections, size: tuple[int, int] | None = None) -> 
 def _place(
     row: dict[str, Any], fields: tuple[str, ...], size: tuple[int, int] | None
 ) -> dict[str, Any]:
-    """The box in FiftyOne's terms: relative x y width height, or location, dimensions, rotation."""
+    """Return the box as FiftyOne has it: relative x y width height, or location, dimensions ..."""
     value = {name: float(row[name]) for name in fields}
     if find_layout(fields, (IMAGE, SPACE), "FiftyOne") == IMAGE:
         if size is None:

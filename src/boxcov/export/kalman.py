@@ -78,21 +78,20 @@ def measurements(
     z = noisy.boxes.detach().double()[:, index]
     R = noisy.predictive.double()[:, index][:, :, index]
     check_known(R, names, "measure the other fields with fields=")
-    missing = [name for name, is_known in zip(names, z.isfinite().all(0)) if not is_known]
-    if missing:
+    if missing := [name for name, known in zip(names, z.isfinite().all(0)) if not known]:
         raise BoxcovError(
             f"{', '.join(missing)} of some boxes is not finite: leave out these boxes, or measure "
             "the other fields with fields="
         )
     _check_positive_definite(z, R, names)
-    risk = None if detections.no_object is None else detections.risk
-    return Measurements(z, R, names, source, risk, detections.no_object, detections.flipped)
+    risk = None if noisy.no_object is None else noisy.risk
+    return Measurements(z, R, names, source, risk, noisy.no_object, noisy.flipped)
 
 
 def _add_residual(
     detections: Detections, residual: Mapping[str, float] | Tensor | None
 ) -> tuple[Detections, str]:
-    """The detections with ``predictive``, and the source of the residual."""
+    """Return the detections with ``predictive``, and the source of the residual."""
     if residual is None:
         if detections.predictive is None:
             raise BoxcovError(
@@ -115,14 +114,11 @@ def _add_residual(
 def _residual_matrix(
     residual: Mapping[str, float] | Tensor, fields: tuple[str, ...], C: Tensor
 ) -> Tensor:
-    """The residual as a matrix (D, D) or (m, D, D) that can be added to C (m, D, D)."""
-    D = len(fields)
+    """Return the residual as a matrix (D, D) or (m, D, D) that can be added to C (m, D, D)."""
     if isinstance(residual, Tensor):
-        if tuple(residual.shape) not in ((D, D), tuple(C.shape)):
-            raise BoxcovError(
-                f"residual has shape {tuple(residual.shape)}, expected ({D}, {D}) or "
-                f"{tuple(C.shape)}"
-            )
+        shape, shapes = tuple(residual.shape), (tuple(C.shape[1:]), tuple(C.shape))
+        if shape not in shapes:
+            raise BoxcovError(f"residual has shape {shape}, expected {shapes[0]} or {shapes[1]}")
         return residual.detach().to(C)
     if set(residual) != set(fields):
         raise BoxcovError(
@@ -137,9 +133,8 @@ def _residual_matrix(
 
 def check_known(C: Tensor, fields: Sequence[str], way_out: str) -> None:
     """Raise if a predictive covariance (m, f, f) of ``fields`` is NaN, and say why."""
-    is_unknown = C.diagonal(dim1=1, dim2=2).isnan().any(0).tolist()
-    unknown = [name for name, is_nan in zip(fields, is_unknown) if is_nan]
-    if unknown:
+    is_unknown = C.diagonal(dim1=1, dim2=2).isnan().any(0)
+    if unknown := [name for name, is_nan in zip(fields, is_unknown) if is_nan]:
         raise BoxcovError(
             f"the predictive covariance of {', '.join(unknown)} is NaN: the calibration frames "
             "have too few labels of it. Calibrate on frames with such labels, or " + way_out
@@ -147,16 +142,11 @@ def check_known(C: Tensor, fields: Sequence[str], way_out: str) -> None:
 
 
 def _check_positive_definite(z: Tensor, R: Tensor, names: tuple[str, ...]) -> None:
-    """Raise an error if a filter could not invert R."""
-    if not len(R):
-        return
+    """Raise if a filter could not invert R."""
     sd = R.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
     correlation = R / (sd[:, :, None] * sd[:, None, :])
-    is_bad = (
-        (~R.isfinite()).flatten(1).any(1)
-        | (sd == 0).any(1)
-        | (torch.linalg.cholesky_ex(correlation.nan_to_num(0.0))[1] != 0)
-    )
+    has_factor = torch.linalg.cholesky_ex(correlation.nan_to_num(0.0))[1] == 0
+    is_bad = ~(R.isfinite().flatten(1).all(1) & (sd > 0).all(1) & has_factor)
     rows = is_bad.nonzero()[:, 0].tolist()
     if rows:
         row = rows[0]

@@ -14,7 +14,7 @@ from boxcov._files.plain_text import short_name
 from boxcov.box_layout import IMAGE, PLANE, columns, find_layout
 from boxcov.detections import Detections
 from boxcov.errors import import_package
-from boxcov.outlines import background_of, risk_colors
+from boxcov.outlines import background_of, ellipse, risk_colors
 from boxcov.result_check import check_result
 
 Array = NDArray[Any]
@@ -36,11 +36,14 @@ def log(detections: Detections, inputs: Any = None, recording: Any = None) -> No
     """
     check_result(detections, "these detections cannot be exported")
     rr = import_package("rerun")
-    is_image = find_layout(detections.fields, (IMAGE, PLANE), "rerun") == IMAGE
+    log_boxes = _log_image_boxes if _is_image(detections.fields) else _log_world_boxes
     stream = rr if recording is None else recording
-    if inputs is not None:
-        _log_inputs(rr, stream, inputs)
-    (_log_image_boxes if is_image else _log_world_boxes)(rr, stream, detections)
+    background = None if inputs is None else background_of(inputs)
+    if background is not None and background.ndim == 2:
+        stream.log("world/points", rr.Points3D(background[:, :3]))
+    elif background is not None:
+        stream.log("image", rr.Image(background))
+    log_boxes(rr, stream, detections)
     if detections.no_object is not None and len(detections):
         stream.log("risk/highest", rr.Scalars(float(detections.risk.max())))
         stream.log("risk/mean", rr.Scalars(float(detections.risk.mean())))
@@ -49,12 +52,16 @@ def log(detections: Detections, inputs: Any = None, recording: Any = None) -> No
 def blueprint(fields: Sequence[str]) -> Any:
     """Return the layout of the viewer: the boxes of these fields above the curves of the risk."""
     views = import_package("rerun.blueprint")
-    is_image = find_layout(fields, (IMAGE, PLANE), "rerun") == IMAGE
+    is_image = _is_image(fields)
     view, origin = (views.Spatial2DView, "image") if is_image else (views.Spatial3DView, "world")
     boxes = view(origin=origin, name="Boxes, coloured by risk")
     risk = views.TimeSeriesView(origin="risk", name="Risk")
     rows = views.Vertical(boxes, risk, row_shares=[4, 1])
     return views.Blueprint(rows, collapse_panels=True)
+
+
+def _is_image(fields: Sequence[str]) -> bool:
+    return find_layout(fields, (IMAGE, PLANE), "rerun") == IMAGE
 
 
 def write_rrd(
@@ -84,7 +91,9 @@ def write_rrd(
 
 
 def ellipsoids(covariance: Array) -> tuple[Array, Array]:
-    """1 sigma ellipsoids of covariances (m, 3, 3): half axes (m, 3) and quaternions x y z w (m, 4).
+    """Return the half axes (m, 3) and quaternions x y z w (m, 4) of 1 sigma ellipsoids.
+
+    covariance: (m, 3, 3).
 
     >>> half_axes, _ = ellipsoids(np.diag([4.0, 1.0, 0.25])[None])
     >>> half_axes[0].tolist()
@@ -94,16 +103,8 @@ def ellipsoids(covariance: Array) -> tuple[Array, Array]:
 
     values, axes = np.linalg.eigh(covariance)  # axes in columns
     sign = np.where(np.linalg.det(axes) < 0, -1.0, 1.0)  # -axes is a rotation if axes is not
-    rotations = Rotation.from_matrix(axes * sign[:, None, None]) if len(axes) else None
-    quaternions = np.zeros((0, 4)) if rotations is None else rotations.as_quat()
-    return np.sqrt(values.clip(min=0)), quaternions
-
-
-def _colors(detections: Detections) -> Array | None:
-    """The colours of the risk (m, 3); uncalibrated boxes get the viewer's colour of their class."""
-    if detections.no_object is None:
-        return None
-    return risk_colors(detections.numpy()["risk"], is_dark=True)
+    rotations = Rotation.from_matrix(axes * sign[:, None, None])
+    return np.sqrt(values.clip(min=0)), rotations.as_quat()
 
 
 def _log_world_boxes(rr: Any, recording: Any, detections: Detections) -> None:
@@ -118,15 +119,13 @@ def _log_world_boxes(rr: Any, recording: Any, detections: Detections) -> None:
         centers=centers,
         half_sizes=half_sizes,
         quaternions=quaternions,
-        labels=_labels(detections),
-        class_ids=arrays["labels"],
-        colors=_colors(detections),
+        **_look(detections),
     )
     recording.log("world/boxes", boxes)
-    index = columns(fields, [name for name in ("x", "y", "z") if name in fields])
-    for kind, C in _covariances(detections):
+    axes = [name for name in ("x", "y", "z") if name in fields]
+    for kind, C in _covariances(detections, axes):
         position = np.zeros((len(detections), 3, 3))
-        position[:, : len(index), : len(index)] = C[:, index][:, :, index]
+        position[:, : len(axes), : len(axes)] = C
         half_axes, quaternions = ellipsoids(position)
         for sigmas in _SIGMAS:
             shapes = rr.Ellipsoids3D(
@@ -139,21 +138,11 @@ def _log_world_boxes(rr: Any, recording: Any, detections: Detections) -> None:
 
 
 def _log_image_boxes(rr: Any, recording: Any, detections: Detections) -> None:
-    from boxcov.outlines import ellipse
-
-    arrays = detections.numpy()
     sides = columns(detections.fields, IMAGE)
-    corners = arrays["boxes"][:, sides].astype(float)
-    boxes = rr.Boxes2D(
-        array=corners,
-        array_format=rr.Box2DFormat.XYXY,
-        labels=_labels(detections),
-        class_ids=arrays["labels"],
-        colors=_colors(detections),
-    )
+    corners = detections.numpy()["boxes"][:, sides].astype(float)
+    boxes = rr.Boxes2D(array=corners, array_format=rr.Box2DFormat.XYXY, **_look(detections))
     recording.log("image/boxes", boxes)
-    for kind, C in _covariances(detections):
-        C = C[:, sides][:, :, sides]
+    for kind, C in _covariances(detections, IMAGE):
         for sigmas in _SIGMAS:
             lines = [
                 ellipse(corners[:, k : k + 2], C[:, k : k + 2, k : k + 2], sigmas) for k in (0, 2)
@@ -161,32 +150,26 @@ def _log_image_boxes(rr: Any, recording: Any, detections: Detections) -> None:
             recording.log(f"image/{kind}/{sigmas}_sigma", rr.LineStrips2D(np.concatenate(lines)))
 
 
-def _log_inputs(rr: Any, recording: Any, inputs: Any) -> None:
-    background = background_of(inputs)
-    if background is not None and background.ndim == 2:
-        recording.log("world/points", rr.Points3D(background[:, :3]))
-    elif background is not None:
-        recording.log("image", rr.Image(background))
+def _covariances(detections: Detections, names: Sequence[str]) -> list[tuple[str, Array]]:
+    """The kinds of covariance (m, f, f) of some fields that are known."""
+    index, known = columns(detections.fields, names), []
+    for kind, C in (("epistemic", detections.covariance), ("predictive", detections.predictive)):
+        if C is not None and len(detections):
+            some = C.detach().cpu().double().numpy()[:, index][:, :, index]
+            known += [(kind, some)] if np.isfinite(some).all() else []
+    return known
 
 
-def _covariances(detections: Detections) -> list[tuple[str, Array]]:
-    """The kinds of covariance (m, D, D) that the detections have."""
-    kinds = (("epistemic", detections.covariance), ("predictive", detections.predictive))
-    return [
-        (kind, C.detach().cpu().double().numpy())
-        for kind, C in kinds
-        if C is not None and len(detections)
-    ]
-
-
-def _labels(detections: Detections) -> list[str]:
+def _look(detections: Detections) -> dict[str, Any]:
+    """Return labels, classes and colours: of the risk, or those that the viewer gives a class."""
+    arrays, colors = detections.numpy(), None
     names = [short_name(detections.classes[label]) for label in detections.labels.tolist()]
     labels = [f"{name} {score:.2f}" for name, score in zip(names, detections.scores.tolist())]
-    if detections.no_object is not None:
-        return [
-            f"{label}, risk {100 * p:.0f} %" for label, p in zip(labels, detections.risk.tolist())
+    if "risk" in arrays:
+        colors = risk_colors(arrays["risk"], is_dark=True)
+        labels = [
+            f"{label}, risk {100 * p:.0f} %" for label, p in zip(labels, arrays["risk"].tolist())
         ]
-    if detections.covariance is None:
-        return labels
-    uncertainty = detections.uncertainty.tolist()
-    return [f"{label}, u {u:.3g}" for label, u in zip(labels, uncertainty)]
+    elif "uncertainty" in arrays:
+        labels = [f"{label}, u {u:.3g}" for label, u in zip(labels, arrays["uncertainty"].tolist())]
+    return {"labels": labels, "class_ids": arrays["labels"], "colors": colors}

@@ -1,15 +1,12 @@
 """ROS messages as plain dicts, without ROS.
 
-The messages are those of vision_msgs and autoware_perception_msgs, and
-geometry_msgs/PoseWithCovariance. The keys are those of the messages, so that
-``rosidl_runtime_py.set_message_fields(message, fields)`` fills one. Boxes keep their frame of
-reference, which ``frame_id`` must name, in metres and radians. To move them first, use
-``boxcov.data.poses.transform_detections``.
+Keys are those of the messages: ``rosidl_runtime_py.set_message_fields(message, fields)`` fills one.
+Boxes keep their frame of reference, which ``frame_id`` must name, in metres and radians. To move
+them first, use ``boxcov.data.poses.transform_detections``.
 
 Pose covariances are 6 x 6, row by row, in the order x, y, z, rotation about x, y, z; entry 35 is
-the variance of the yaw. boxcov's boxes stand upright, so that nothing is known of the rotations
-about x and y. Their variances are 1e-6, not 0, because some readers divide by them.
-The messages have no place for the covariance of the size.
+the variance of the yaw. boxcov's boxes stand upright: the variances of the rotations about x and y
+are 1e-6, not 0, because some readers divide by them. There is no place for that of the size.
 
 Of calibrated detections the covariance is ``predictive``, and Autoware's ``existence_probability``
 is ``1 - no_object``. The scores stay those of the detector.
@@ -32,25 +29,14 @@ from boxcov.errors import BoxcovError, BoxcovWarning, check_choice
 from boxcov.export.kalman import check_known
 from boxcov.result_check import check_result
 
-AUTOWARE = {
-    "unknown": 0,
-    "car": 1,
-    "truck": 2,
-    "bus": 3,
-    "trailer": 4,
-    "motorcycle": 5,
-    "bicycle": 6,
-    "pedestrian": 7,
-}
+_TYPES = ("unknown", "car", "truck", "bus", "trailer", "motorcycle", "bicycle", "pedestrian")
+AUTOWARE = {name: number for number, name in enumerate(_TYPES)}
 _AUTOWARE_ALIASES = {"cyclist": 6, "van": 1, "construction_vehicle": 2}
 _TILT_VARIANCE = 1e-6
 _ORIGIN = {"x": 0.0, "y": 0.0, "z": 0.0}
 _SIGN_UNKNOWN, _AVAILABLE = 1, 2  # of Autoware's orientation_availability
 _SURE_HEADING = 0.05  # most probability of a swap of front and back for a known direction
-_NO_TWIST: dict[str, Any] = {
-    "twist": {"linear": _ORIGIN, "angular": _ORIGIN},
-    "covariance": [0.0] * 36,
-}
+_NO_TWIST = {"twist": {"linear": _ORIGIN, "angular": _ORIGIN}, "covariance": [0.0] * 36}
 
 CovarianceKind = Literal["predictive", "epistemic"]
 Stamp = float | tuple[int, int]
@@ -97,7 +83,7 @@ def poses(
     ({'x': 1.0, 'y': 1.0, 'z': 1.0}, 36, 1.0)
     """
     boxes = _boxes_of(detections, SPACE).tolist()
-    C = _known_covariance(detections, covariance, ("x", "y", "z", "yaw"))
+    C = _covariance(detections, covariance, ("x", "y", "z", "yaw"))
     rows = _in_pose_order(C, (0, 1, 2, 5), _TILT_VARIANCE)
     return [
         _pose_with_covariance((x, y, z), yaw, row) for (x, y, z, *_, yaw), row in zip(boxes, rows)
@@ -125,9 +111,10 @@ def detection3d_array(
     """
     top = header(frame_id, stamp)
     check_single_frame(detections, "a message")
-    boxes = []
-    for pose, size in zip(poses(detections, covariance), _sizes(detections)):
-        boxes.append((pose, {"center": pose["pose"], "size": size}))
+    boxes = [
+        (pose, {"center": pose["pose"], "size": size})
+        for pose, size in zip(poses(detections, covariance), _sizes(detections))
+    ]
     return _detection_array(detections, top, boxes)
 
 
@@ -140,8 +127,6 @@ def detection2d_array(
 ) -> dict[str, Any]:
     """Return the vision_msgs/Detection2DArray of one image with boxes ``x1 y1 x2 y2``, in pixels.
 
-    It contains the centre, its covariance, and the size of each box.
-
     >>> from torch import eye, ones, tensor, zeros
     >>> frame = label = zeros(1).long()
     >>> corners, fields = tensor([[2.0, 4, 6, 10]]), ("x1", "y1", "x2", "y2")
@@ -153,7 +138,7 @@ def detection2d_array(
     corners = _boxes_of(detections, IMAGE)
     check_single_frame(detections, "a message")
     top = header(frame_id, stamp)
-    C = _known_covariance(detections, covariance, IMAGE)
+    C = _covariance(detections, covariance, IMAGE)
     J = torch.tensor([[0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5]], dtype=torch.float64)  # of the centre
     boxes = []
     for (x1, y1, x2, y2), row in zip(corners.tolist(), _in_pose_order(J @ C @ J.T)):
@@ -196,26 +181,26 @@ def detected_objects(
     top = header(frame_id, stamp)
     check_single_frame(detections, "a message")
     numbers = {**AUTOWARE, **_AUTOWARE_ALIASES} if labels is None else labels
-    parts = poses(detections, covariance), _twists(detections, covariance)
+    parts = poses(detections, covariance), _twists(detections, covariance), _sizes(detections)
+    no_object, flipped = detections.no_object, detections.flipped
     objects = []
-    for row, (pose, twist, size) in enumerate(zip(*parts, _sizes(detections))):
+    for row, (pose, twist, size) in enumerate(zip(*parts)):
         hypothesis = _hypothesis(detections, row)
-        label = numbers.get(hypothesis["class_id"].lower(), 0)
+        name, score = hypothesis["class_id"], hypothesis["score"]
+        label = numbers.get(name, numbers.get(name.lower(), 0))
+        is_sure = flipped is None or float(flipped[row]) <= _SURE_HEADING  # which end is the front
         kinematics = {
             "pose_with_covariance": pose,
             "has_position_covariance": True,
-            "orientation_availability": _orientation(detections, row),
+            "orientation_availability": _AVAILABLE if is_sure else _SIGN_UNKNOWN,
             "twist_with_covariance": twist,
-            "has_twist": twist != _NO_TWIST,
+            "has_twist": twist is not _NO_TWIST,
             "has_twist_covariance": any(twist["covariance"]),
         }
-        exists = hypothesis["score"]
-        if detections.no_object is not None:
-            exists = 1 - float(detections.no_object[row])
         objects.append(
             {
-                "existence_probability": exists,
-                "classification": [{"label": label, "probability": hypothesis["score"]}],
+                "existence_probability": score if no_object is None else 1 - float(no_object[row]),
+                "classification": [{"label": label, "probability": score}],
                 "kinematics": kinematics,
                 # type 0 is BOUNDING_BOX
                 "shape": {"type": 0, "footprint": {"points": []}, "dimensions": size},
@@ -244,11 +229,10 @@ def _twists(detections: Detections, covariance: CovarianceKind) -> list[dict[str
     """A geometry_msgs/TwistWithCovariance per box in its axes; zero if the velocity is unknown."""
     if not {"vx", "vy"} <= set(detections.fields):
         return [_NO_TWIST] * len(detections)
-    yaw = detections.field("yaw").detach().cpu().double()
+    (yaw,) = _boxes_of(detections, ("yaw",)).T
     R = torch.stack([yaw.cos(), yaw.sin(), -yaw.sin(), yaw.cos()], 1).view(-1, 2, 2)  # by -yaw
-    velocity = torch.stack([detections.field(name) for name in ("vx", "vy")], 1)
-    velocity = (R @ velocity.detach().cpu().double().unsqueeze(2)).squeeze(2)
-    C = _select_covariance(detections, covariance, ("vx", "vy"))
+    velocity = (R @ _boxes_of(detections, ("vx", "vy")).unsqueeze(2)).squeeze(2)
+    C = _covariance(detections, covariance, ("vx", "vy"), must_be_known=False)
     C = R @ C.masked_fill(C.isnan(), 0.0) @ R.transpose(1, 2)  # NaN: without labels of it
     is_known = velocity.isfinite().all(1).tolist()
     return [
@@ -285,35 +269,18 @@ def _sizes(detections: Detections) -> list[dict[str, float]]:
     return [{"x": length, "y": width, "z": height} for length, width, height in zip(*sizes)]
 
 
-def _orientation(detections: Detections, row: int) -> int:
-    """Whether it is known which end of a box is the front."""
-    flipped = detections.flipped
-    is_sure = flipped is None or float(flipped[row]) <= _SURE_HEADING
-    return _AVAILABLE if is_sure else _SIGN_UNKNOWN
-
-
 def _hypothesis(detections: Detections, row: int) -> dict[str, Any]:
     name = detections.classes[int(detections.labels[row])]
     return {"class_id": name, "score": float(detections.scores[row])}
 
 
-def _known_covariance(
-    detections: Detections, kind: CovarianceKind, fields: tuple[str, ...]
+def _covariance(
+    detections: Detections,
+    kind: CovarianceKind,
+    fields: tuple[str, ...],
+    must_be_known: bool = True,
 ) -> Tensor:
-    """Return the covariance (m, f, f) of some fields; raise if it is not known."""
-    C = _select_covariance(detections, kind, fields)
-    check_known(C, fields, "pass covariance='epistemic'")
-    return C
-
-
-def _select_covariance(
-    detections: Detections, kind: CovarianceKind, fields: tuple[str, ...]
-) -> Tensor:
-    """Return the covariance (m, f, f) of some fields, in float64 on the CPU.
-
-    The default is the covariance of the errors, because that is what a reader of a message
-    expects. The epistemic covariance must be requested.
-    """
+    """Return the covariance (m, f, f) of some fields, in float64 on the CPU."""
     check_choice("covariance", kind, CovarianceKind)
     check_result(detections, "these detections cannot be exported")
     C = detections.predictive if kind == "predictive" else detections.covariance
@@ -325,8 +292,7 @@ def _select_covariance(
         )
     if C is None:
         raise BoxcovError(
-            f"these detections have no {kind} covariance: make them with MCGLM, ExactGLM, GLM or "
-            "MCI"
+            f"these detections have no {kind} covariance: use MCGLM, ExactGLM, GLM or MCI"
         )
     clipped = int(detections.clipped.any(1).sum())
     if kind == "epistemic" and clipped:
@@ -335,13 +301,16 @@ def _select_covariance(
             " covariance is 0 in the clipped sides, as if these were known. Calibrated detections "
             "have a variance there",
             BoxcovWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
     index = columns(detections.fields, fields)
-    return C.detach().cpu().double()[:, index][:, :, index]
+    C = C.detach().cpu().double()[:, index][:, :, index]
+    if must_be_known:
+        check_known(C, fields, "pass covariance='epistemic'")
+    return C
 
 
 def _boxes_of(detections: Detections, fields: tuple[str, ...]) -> Tensor:
-    """The boxes (m, f) of some fields, in float64 on the CPU."""
+    """Return the boxes (m, f) of some fields, in float64 on the CPU."""
     find_layout(detections.fields, (fields,), "this message")
     return detections.boxes.detach().cpu().double()[:, columns(detections.fields, fields)]

@@ -31,21 +31,17 @@ def to_supervision(detections: Detections) -> Any:
     arrays = detections.numpy()
     labels = arrays["labels"].astype(int)
     data = {f"{_KEY}.{name}": array for name, array in arrays.items()}
-    names = [short_name(name) for name in detections.classes]  # numpy takes the longest for all
-    data["class_name"] = np.array(names, dtype=str)[labels]
+    short = [short_name(name) for name in detections.classes]  # numpy takes the longest for all
+    data["class_name"] = np.array(short, dtype=str)[labels]
     if detections.no_object is not None:
         data["risk"] = arrays["risk"]
-    about = {
-        "fields": detections.fields,
-        "classes": detections.classes,
-        "meta": dict(detections.meta),
-    }
+    names = {"fields": detections.fields, "classes": detections.classes}
     return sv.Detections(
         xyxy=arrays["boxes"][:, :4],
         confidence=arrays["scores"],
         class_id=labels,
         data=data,
-        metadata={_KEY: about},
+        metadata={_KEY: {**names, "meta": dict(detections.meta)}},
     )
 
 

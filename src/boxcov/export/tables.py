@@ -53,10 +53,16 @@ def columns(detections: Detections) -> dict[str, Any]:
         "label": arrays["labels"],
         "class": np.array(detections.classes, dtype=object)[arrays["labels"].astype(int)],
         "score": arrays["scores"],
-        **{name: arrays["boxes"][:, i] for i, name in enumerate(fields)},
+        **_field_columns("", arrays["boxes"], fields),
     }
     if detections.no_object is not None:
-        table |= _error_columns(detections, arrays)
+        names = ("risk", "no_object", "misplaced", "flipped")
+        table |= {name: arrays[name] for name in names if name in arrays}
+        if "scale" in arrays:
+            table |= _field_columns("scale_", arrays["scale"], fields)
+        if detections.region_widths is not None:
+            widths = detections.region(0.9).detach().cpu().numpy()
+            table |= _field_columns("half_width_90_", widths, fields)
     if "covariance" in arrays:
         table["uncertainty"] = arrays["uncertainty"]
         table |= _covariance_columns(arrays["covariance"], fields, "")
@@ -65,28 +71,18 @@ def columns(detections: Detections) -> dict[str, Any]:
     if "score_variance" in arrays:
         table["score_variance"] = arrays["score_variance"]
     if "score_covariance" in arrays:
-        score = arrays["score_covariance"]
-        table |= {f"score_cov_{name}": score[:, i] for i, name in enumerate(fields)}
+        table |= _field_columns("score_cov_", arrays["score_covariance"], fields)
     return table
 
 
-def _error_columns(detections: Detections, arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """The results of the error model: probabilities, scales, half widths at 90 %."""
-    names = ("risk", "no_object", "misplaced", "flipped")
-    table = {name: arrays[name] for name in names if name in arrays}
-    by_field = {}
-    if detections.scale is not None:
-        by_field["scale"] = arrays["scale"]
-    if detections.region_widths is not None:
-        by_field["half_width_90"] = detections.region(0.9).detach().cpu().numpy()
-    for name, values in by_field.items():
-        table |= {f"{name}_{field}": values[:, i] for i, field in enumerate(detections.fields)}
-    return table
+def _field_columns(prefix: str, values: Any, fields: tuple[str, ...]) -> dict[str, Any]:
+    """Return one column per field of values (m, D)."""
+    return {f"{prefix}{name}": values[:, i] for i, name in enumerate(fields)}
 
 
 def _covariance_columns(C: Any, fields: tuple[str, ...], prefix: str) -> dict[str, Any]:
-    """The diagonal of C (m, D, D), then the entries above it."""
-    table = {f"{prefix}var_{name}": C[:, i, i] for i, name in enumerate(fields)}
+    """Return the diagonal of C (m, D, D), then the entries above it."""
+    table = _field_columns(f"{prefix}var_", C.diagonal(axis1=1, axis2=2), fields)
     for i, first in enumerate(fields):
         for j, second in enumerate(fields[i + 1 :], i + 1):
             table[f"{prefix}cov_{first}_{second}"] = C[:, i, j]
@@ -118,7 +114,7 @@ def write_columns(path: str | Path, table: Mapping[str, Any]) -> None:
 
 
 def _cell(value: Any) -> Any:
-    """A value of a CSV file; a quote keeps a spreadsheet from running a name as a formula."""
+    """Return a value for a CSV file; a quote keeps a spreadsheet from running it as a formula."""
     if isinstance(value, np.floating):
         return f"{value:.9g}"
     return f"'{value}" if str(value).startswith(_FORMULA) and isinstance(value, str) else value

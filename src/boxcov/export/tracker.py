@@ -36,6 +36,7 @@ _STANDING = {"barrier": 1e-3, "traffic_cone": 1e-3}  # classes that do not move 
 _EPOCH = datetime(2000, 1, 1)
 _LATEST = 6e10  # seconds before and after it that a datetime can hold
 _LONGEST = 3600.0  # seconds between two frames of a drive
+_SUREST = 1 - 1e-6  # most P(object) of a box: a track that is certain would never end
 
 
 @dataclass(frozen=True)
@@ -130,13 +131,17 @@ class Tracker:
         pose: from the coordinates of the boxes to those of the tracks, such as the ego pose. The
             boxes stay where they are without one, which is right only for a sensor at rest.
         """
-        seconds = _to_seconds(seconds)
-        self._check_time(seconds)
+        seconds = self._check_time(seconds)
         self._check(found, seconds, pose)
-        self._classes = found.classes
         boxes = _Boxes(found, pose, self.residual, self.settings)
+        self._classes = found.classes
         time = _EPOCH + timedelta(seconds=seconds)
-        measured = [self._detection(boxes, row, time) for row in range(len(boxes.p))]
+        measured = [
+            self.parts.Detection(
+                z[:, None], timestamp=time, measurement_model=self._model(R), metadata={"row": row}
+            )
+            for row, (z, R) in enumerate(zip(boxes.z, boxes.R))
+        ]
         by_states = {track.states: track for track in self.tracks}
         for track in self.tracks:
             track.row = None
@@ -146,13 +151,20 @@ class Tracker:
             self._extend(by_states[states], hypothesis, boxes)
         used = {track.row for track in self.tracks}
         self.tracks = [t for t in self.tracks if t.existence >= self.settings.death]
-        for row in range(len(boxes.p)):
+        for row, box in enumerate(measured):
             if row not in used and boxes.p[row] >= self.settings.birth:
-                self._start(boxes, row, measured[row])
+                self._start(boxes, row, box)
         self.seconds, self._in_world = seconds, pose is not None
         return list(self.tracks)
 
-    def _check_time(self, seconds: float) -> None:
+    def _check_time(self, time: Any) -> float:
+        """Return the time of a frame; raise if it cannot follow that of the frame before."""
+        try:
+            seconds = float(time)
+        except (TypeError, ValueError):
+            seconds = nan
+        if not isfinite(seconds):
+            raise BoxcovError(f"the time of a frame must be a number of seconds, got {time!r}")
         if seconds <= self.seconds:
             raise BoxcovError(
                 f"frames must come in the order of time: {seconds} s follows {self.seconds} s. "
@@ -167,6 +179,7 @@ class Tracker:
                 f"{seconds} s follows {self.seconds} s, more than an hour later: multiply time "
                 "stamps in microseconds by 1e-6, or start another Tracker for another drive"
             )
+        return seconds
 
     def _check(self, found: Detections, seconds: float, pose: Pose | None) -> None:
         if found.classes != (self._classes or found.classes):
@@ -174,7 +187,7 @@ class Tracker:
                 f"the classes are {join_names(found.classes)}, and were "
                 f"{join_names(self._classes)} before: start another Tracker"
             )
-        if not (pose is None or isinstance(pose, Pose)):
+        if pose is not None and not isinstance(pose, Pose):
             raise BoxcovError(
                 f"pose must be a boxcov.data.poses.Pose, got {type(pose).__name__}: a 4 x 4 matrix "
                 "T of torch is Pose(T[:3, :3], T[:3, 3])"
@@ -185,24 +198,16 @@ class Tracker:
                 "unlike the one before: give a pose for every frame or for none"
             )
         density = self.settings.acceleration
-        unknown = set(density) - set(found.classes) if isinstance(density, Mapping) else set()
-        if unknown:
+        named = set(density) if isinstance(density, Mapping) else set()
+        if unknown := named - set(found.classes):
             raise BoxcovError(
                 f"acceleration has {join_names(sorted(unknown))}, but the classes are "
                 f"{join_names(found.classes)}"
             )
         check_single_frame(found, "an update of the tracker")
 
-    def _detection(self, boxes: _Boxes, row: int, time: datetime) -> Any:
-        """Return a box as a Stone Soup detection with its own measurement model."""
-        return self.parts.Detection(
-            boxes.z[row][:, None],
-            timestamp=time,
-            measurement_model=self._model(boxes.R[row]),
-            metadata={"row": row},
-        )
-
     def _model(self, R: Array) -> Any:
+        """Return the measurement model of a box."""
         lasts = self.settings.persistence
         H = np.hstack([_H, sqrt(lasts) * np.linalg.cholesky(R)])
         return self.parts.BoxMeasurement(
@@ -218,11 +223,9 @@ class Tracker:
         return self.parts.KalmanPredictor(motion)
 
     def _start(self, boxes: _Boxes, row: int, detection: Any) -> None:
-        prior = self.parts.GaussianState(
-            np.concatenate([_H.T @ boxes.z[row], np.zeros(5)])[:, None],
-            np.diag([*_DIFFUSE, *[1.0] * 5]),
-            timestamp=detection.timestamp,
-        )
+        mean = np.concatenate([_H.T @ boxes.z[row], np.zeros(5)])[:, None]
+        P = np.diag([*_DIFFUSE, *[1.0] * 5])
+        prior = self.parts.GaussianState(mean, P, timestamp=detection.timestamp)
         first = self.updater.update(self.parts.SingleHypothesis(prior, detection))
         self._count += 1
         track = BoxTrack(
@@ -269,17 +272,6 @@ class Tracker:
         return self.parts.SingleHypothesis(hypothesis.prediction, box)
 
 
-def _to_seconds(time: Any) -> float:
-    """Return the time of a frame; raise if it is missing or no number."""
-    try:
-        seconds = float(time)
-    except (TypeError, ValueError):
-        seconds = nan
-    if not isfinite(seconds):
-        raise BoxcovError(f"the time of a frame must be a number of seconds, got {time!r}")
-    return seconds
-
-
 class _Boxes:
     """The boxes of one frame as arrays, in the world."""
 
@@ -289,13 +281,12 @@ class _Boxes:
         measured = measurements(found, MEASURED, residual=residual, pose=pose)
         moved = found if pose is None else transform_detections(found, pose)
         self.z, self.R = measured.z.cpu().numpy(), settings.noise * measured.R.cpu().numpy()
-        self.boxes, self.labels = moved.boxes.detach().cpu().numpy(), found.labels.cpu().numpy()
-        p = found.scores if measured.no_object is None else 1 - measured.no_object
-        flipped = 0.05 * np.ones(len(found))
-        if measured.flipped is not None:
-            flipped = measured.flipped.cpu().numpy()
-        flipped = flipped.clip(1e-3, 0.5)
-        self.p, self.front = p.detach().cpu().numpy(), np.log((1 - flipped) / flipped)
+        arrays = moved.numpy()
+        self.boxes, self.labels = arrays["boxes"], arrays["labels"]
+        p = 1 - arrays["no_object"] if "no_object" in arrays else arrays["scores"]
+        self.p = p.clip(max=_SUREST)
+        flipped = arrays.get("flipped", np.full(len(found), 0.05)).clip(1e-3, 0.5)
+        self.front = np.log((1 - flipped) / flipped)
         # regions are wider in the axes of the world, so gates are in those of the sensor
         self.to_sensor = np.eye(5)
         if pose is not None:
@@ -304,9 +295,9 @@ class _Boxes:
         R = self.to_sensor @ self.R @ self.to_sensor.T
         self.widths = np.sqrt(self.reach * np.diagonal(R, axis1=1, axis2=2))
         if found.region_widths is not None:
-            region = found.region(settings.gate)[:, columns(found.fields, MEASURED)].cpu().numpy()
+            region = found.region(settings.gate)[:, columns(found.fields, MEASURED)].double()
             # infinite where a class had too few calibration boxes
-            self.widths = np.where(np.isfinite(region), region, self.widths)
+            self.widths = np.where(region.isfinite().cpu(), region.cpu(), self.widths)
 
     def in_gate(self, step: Array, P: Array) -> Array:
         """Return which boxes (m,) are in the gate of a track with the covariance P.

@@ -36,7 +36,7 @@ def read_image(path: str | Path) -> Tensor:
         with Image.open(BytesIO(data), formats=FORMATS) as image:
             check_pixels(image.width, image.height, f"{path}: ")
             image.load()
-            rgb = _bytes(orient(image))
+            rgb = _to_rgb(orient(image))
     except FileNotFoundError:
         raise BoxcovError(f"{path}: no such file: unpack the images there") from None
     except BoxcovError:
@@ -73,16 +73,16 @@ def to_pixels(image: Any) -> Any:
     image = image[0] if image.dim() == 4 else image
     if image.dim() == 3 and len(image) == 1:  # grey
         image = image.expand(3, -1, -1)
-    if image.dim() != 3 or len(image) != 3:
+    if image.dim() != 3 or len(image) != 3 or not image.numel():
         raise BoxcovError(f"an image has shape (3, h, w), got {tuple(image.shape)}")
     low, high = float(image.min()), float(image.max())
-    if low < 0 or high > 255 or 1 < high <= 2:
+    if not 0 <= low <= high <= 255 or 1 < high <= 2:  # also NaN
         return None
     rgb = image * 255 if high <= 1 else image.flip(0)
     return rgb.round().byte().permute(1, 2, 0).contiguous().numpy()
 
 
-def _bytes(image: Any) -> Any:
+def _to_rgb(image: Any) -> Any:
     """Return red, green and blue (h, w, 3); transparency is ignored."""
     if image.mode.startswith("I"):  # 16-bit grey: the upper eight bits
         grey = np.asarray(image).astype(np.int64).clip(0, 65535) >> 8

@@ -26,6 +26,7 @@ from boxcov.data.poses import propagate
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 
+_LAYOUTS = (IMAGE, (*IMAGE, "logit"))
 RESULT_FIELDS = ("x", "y", "w", "h")
 _RESULT_SOURCES = {"x": "x1", "y": "y1", "w": None, "h": None}
 _IMAGE_SOURCES = {"x1": "x", "y1": "y", "x2": None, "y2": None}
@@ -53,14 +54,17 @@ def write_results(path: str | Path, frames: Coco, detections: Iterable[Detection
     meta: dict[str, Any] = {}
     names = [str(number) for number in frames.image_ids]
     for item, (name, found) in enumerate(pair_with_frames(names, detections, frames.classes)):
-        in_image = _in_image(name, found, frames.scale(item))
+        find_layout(found.fields, _LAYOUTS, f"image {name}: COCO", exact=True)
+        boxes, J = to_image(found.boxes[:, :4], frames.scale(item))
+        in_image = propagate(found.to("cpu"), boxes, J, _RESULT_SOURCES)
         meta = covariance_meta(in_image, RESULT_FIELDS, "image")
         if meta:
             source = "covariance" if in_image.predictive is None else "predictive"
             meta["also"] = dict.fromkeys(("bbox_covar", "covars"), source)
         for entry, sides in zip(_entries(name, in_image, frames), found.clipped.tolist()):
-            clipped = [side for side, is_clipped in zip(found.fields, sides) if is_clipped]
-            entries.append({**entry, "clipped": clipped} if clipped else entry)
+            if clipped := [side for side, is_clipped in zip(found.fields, sides) if is_clipped]:
+                entry["clipped"] = clipped
+            entries.append(entry)
     write_text(path, to_json(entries))
     meta_path = path.with_suffix(".meta.json")
     meta_path.unlink(missing_ok=True)
@@ -88,19 +92,9 @@ def read_results(path: str | Path, frames: Coco) -> list[Detections]:
 
 
 def to_image(boxes: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Return boxes (m, 4) x1 y1 x2 y2 of a letterboxed image as x y w h in pixels of the image.
-
-    The second value is the Jacobian (m, 4, 4); both are float64.
-    """
+    """Return boxes (m, 4) of the input as x y w h in the image, and the Jacobian (m, 4, 4)."""
     J = _TO_SIZE / scale
     return boxes.detach().cpu().double() @ J.T, J.expand(len(boxes), 4, 4)
-
-
-def _in_image(name: str, found: Detections, scale: float) -> Detections:
-    layouts = (IMAGE, (*IMAGE, "logit"))
-    find_layout(found.fields, layouts, f"image {name}: COCO", exact=True)
-    boxes, J = to_image(found.boxes[:, :4], scale)
-    return propagate(found.to("cpu"), boxes, J, _RESULT_SOURCES)
 
 
 def _entries(name: str, found: Detections, frames: Coco) -> list[dict[str, Any]]:
@@ -108,13 +102,9 @@ def _entries(name: str, found: Detections, frames: Coco) -> list[dict[str, Any]]
     numbers = (found.labels.tolist(), nine_digits(found.boxes), found.scores.tolist())
     entries = []
     for label, box, score, covariance in zip(*numbers, covariance_rows(found)):
-        entry = {
-            "image_id": int(name),
-            "category_id": category_ids[found.classes[label]],
-            "bbox": box,
-            "score": score,
-            **covariance,
-        }
+        category = category_ids[found.classes[label]]
+        entry = {"image_id": int(name), "category_id": category, "bbox": box, "score": score}
+        entry |= covariance
         error = covariance.get("predictive", covariance.get("covariance"))
         if error is not None:
             entry["bbox_covar"] = [error[4 * row : 4 * row + 4] for row in range(4)]

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from math import isfinite
-from os.path import isfile
+from numbers import Integral
+from os.path import isfile  # False, not an error, for a path that is too long or has a NUL
 from pathlib import Path
 from typing import Any
 from warnings import warn
@@ -34,10 +35,8 @@ class Picture:
     file: str
     width: int
     height: int
-    boxes: tuple[Box, ...]  # x1 y1 x2 y2 in pixels, clipped to the image
-    labels: tuple[int, ...]
-    crowds: tuple[Box, ...]  # regions with several objects of a class
-    crowd_labels: tuple[int, ...]
+    objects: list[tuple[Box, int]]  # x1 y1 x2 y2 in pixels, clipped to the image; label
+    crowds: list[tuple[Box, int]]  # regions with several objects of a class
 
 
 @dataclass(frozen=True)
@@ -55,6 +54,7 @@ class Coco(FrameSequence):
     def __init__(self, folder: Path, annotations: Annotations, size: int | None) -> None:
         super().__init__(len(annotations.pictures))
         self.folder, self.annotations, self.size = folder, annotations, size
+        self.classes, self.category_ids = annotations.classes, annotations.category_ids
         self.change: Change | None = None
 
     def changed(self, change: Change) -> Coco:
@@ -66,16 +66,7 @@ class Coco(FrameSequence):
     @property
     def has_labels(self) -> bool:
         """False for a file without annotations, as that of the test images."""
-        return any(picture.labels for picture in self.annotations.pictures)
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return self.annotations.classes
-
-    @property
-    def category_ids(self) -> tuple[int, ...]:
-        """COCO's id of each class."""
-        return self.annotations.category_ids
+        return any(picture.objects for picture in self.annotations.pictures)
 
     @property
     def image_ids(self) -> list[int]:
@@ -85,9 +76,8 @@ class Coco(FrameSequence):
     def scale(self, item: int) -> float:
         """Return the pixels of the input per pixel of the image, without reading the image."""
         picture = self.annotations.pictures[self.indices[item]]
-        if self.size is None:
-            return 1.0
-        return min(self.size / picture.height, self.size / picture.width)
+        size = self.size
+        return 1.0 if size is None else min(size / picture.height, size / picture.width)
 
     def load(self, index: int) -> Frame:
         picture = self.annotations.pictures[index]
@@ -101,15 +91,16 @@ class Coco(FrameSequence):
             )
         image = image if self.change is None else self.change(image)
         shown, scale = (image.float(), 1.0) if self.size is None else letterbox(image, self.size)
-        target = {
-            "boxes": scale * torch.tensor(picture.boxes, dtype=torch.float32).reshape(-1, 4),
-            "labels": torch.tensor(picture.labels, dtype=torch.long),
-            "crowds": scale * torch.tensor(picture.crowds, dtype=torch.float32).reshape(-1, 4),
-            "crowd_labels": torch.tensor(picture.crowd_labels, dtype=torch.long),
-            "image_id": picture.id,
-            "scale": scale,
-        }
-        return shown.unsqueeze(0), [target]
+        boxes, labels = _tensors(picture.objects, scale)
+        crowds, crowd_labels = _tensors(picture.crowds, scale)
+        target = {"boxes": boxes, "labels": labels, "crowds": crowds, "crowd_labels": crowd_labels}
+        return shown.unsqueeze(0), [{**target, "image_id": picture.id, "scale": scale}]
+
+
+def _tensors(objects: list[tuple[Box, int]], scale: float) -> tuple[Tensor, Tensor]:
+    """Return boxes (n, 4) in pixels of the input, and labels (n,)."""
+    boxes = torch.tensor([box for box, _ in objects], dtype=torch.float32).reshape(-1, 4)
+    return scale * boxes, torch.tensor([label for _, label in objects], dtype=torch.long)
 
 
 def frames(
@@ -136,11 +127,15 @@ def frames(
     ...
     boxcov.errors.BoxcovError: nowhere/annotations/instances_val2017.json: no such file: ...
     """
-    if size is not None and (size < 32 or size % 32):
+    if size is not None and not (isinstance(size, Integral) and size >= 32 and size % 32 == 0):
         raise BoxcovError(
             f"size must be a multiple of 32 pixels, or None for images as they are, got {size}"
         )
-    annotations = read_annotations(Path(root) / "annotations" / f"instances_{split}.json", classes)
+    path = Path(root) / "annotations" / f"instances_{split}.json"
+    if not isfile(path):
+        raise BoxcovError(f"{path}: no such file: unpack COCO's annotations there")
+    with reading(path, "COCO's annotations"):
+        annotations = _annotations(read_json(path), classes, path)
     if not annotations.pictures:
         raise BoxcovError(f"{root}: the split {split} has no images")
     return Coco(Path(root) / split, annotations, size)
@@ -149,19 +144,8 @@ def frames(
 # the annotation file
 
 
-def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annotations:
-    """Read an annotation file.
-
-    Objects of other ``classes`` are left out. The default is all classes of the file in the order
-    of their category ids.
-    """
-    if not isfile(path):
-        raise BoxcovError(f"{path}: no such file: unpack COCO's annotations there")
-    with reading(path, "COCO's annotations"):
-        return _annotations(read_json(path), classes, path)
-
-
 def _annotations(content: Any, classes: Sequence[str] | None, path: Path) -> Annotations:
+    """Return what the file says; the classes are all of it, by category id, unless given."""
     ids = {
         conform(entry["name"], str, f"{path}: the name of a category"): int(entry["id"])
         for entry in sorted(content["categories"], key=lambda entry: int(entry["id"]))
@@ -169,8 +153,7 @@ def _annotations(content: Any, classes: Sequence[str] | None, path: Path) -> Ann
     if len(set(ids.values())) < len(content["categories"]):
         raise BoxcovError(f"{path}: two categories have the same name or id")
     classes = tuple(ids) if classes is None else tuple(classes)
-    unknown = [name for name in classes if name not in ids]
-    if unknown:
+    if unknown := [name for name in classes if name not in ids]:
         raise BoxcovError(f"{path}: no class {join_names(unknown)}: there are {join_names(ids)}")
     label_of: dict[int, int | None] = dict.fromkeys(ids.values())  # None: left out
     label_of |= {ids[name]: label for label, name in enumerate(classes)}
@@ -181,13 +164,13 @@ def _annotations(content: Any, classes: Sequence[str] | None, path: Path) -> Ann
         _picture(entry, objects.get(int(entry["id"]), []), label_of, path)
         for entry in content["images"]
     ]
-    stray = sorted(set(objects) - {picture.id for picture in pictures})
-    if stray:
+    numbers = {picture.id for picture in pictures}
+    if stray := sorted(set(objects) - numbers):
         raise BoxcovError(
             f"{path}: objects in {counted(len(stray), 'image')} that it does not list "
             f"({join_names(map(str, stray))})"
         )
-    if len({picture.id for picture in pictures}) < len(pictures):
+    if len(numbers) < len(pictures):
         raise BoxcovError(f"{path}: two images have the same id")
     _warn_of_units(content["images"], objects, path)
     return Annotations(pictures, classes, tuple(ids[name] for name in classes))
@@ -230,17 +213,16 @@ def _picture(
         )
     if width < 1 or height < 1:
         raise BoxcovError(f"{path}: image {number} is {width} x {height} pixels large")
-    single: list[tuple[Box, int]] = []
-    crowds: list[tuple[Box, int]] = []
+    picture = Picture(number, name, width, height, [], [])
     for thing in objects:
         who, category = f"{path}: object {thing.get('id')}", int(thing["category_id"])
         if category not in label_of:
             raise BoxcovError(f"{who} is of category {category}, which the file does not list")
         box, label = _clip(thing["bbox"], width, height, who), label_of[category]
         if box is not None and label is not None:
-            (crowds if thing.get("iscrowd") else single).append((box, label))
-    columns = [tuple(zip(*rows)) or ((), ()) for rows in (single, crowds)]
-    return Picture(number, name, width, height, *columns[0], *columns[1])
+            found = picture.crowds if thing.get("iscrowd") else picture.objects
+            found.append((box, label))
+    return picture
 
 
 def _clip(bbox: Any, width: int, height: int, who: str) -> Box | None:

@@ -5,6 +5,7 @@ KITTI's boxes are ``h w l x y z rotation_y``; x y z is the centre of the bottom 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -42,7 +43,7 @@ def read_calibration(path: Path) -> CameraCalibration:
             f"{path}: R0_rect and Tr_velo_to_cam are not a rotation ({R.tolist()}): the file is "
             "damaged; unpack it again"
         )
-    if not bool((R * _AXES).sum(1).min() > 0.5):
+    if not (R * _AXES).sum(1).min() > 0.5:
         raise BoxcovError(
             f"{path}: R0_rect and Tr_velo_to_cam do not lead from a LiDAR (x ahead, y left, z up) "
             "to a camera (x right, y down, z ahead): is it the inverse, or of another data set?"
@@ -59,8 +60,8 @@ def read_imu_pose(path: Path) -> Pose:
 def to_camera(boxes: Tensor, pose: Pose) -> tuple[Tensor, Tensor]:
     """Return boxes (m, 7) ``x y z w l h yaw`` in camera coordinates, and the Jacobian (m, 7, 7).
 
-    The result is ``h w l x y z rotation_y``. ``rotation_y`` is the angle of the heading about the
-    camera's y axis: ``-yaw - pi / 2`` if the sensors are aligned.
+    ``rotation_y`` is the angle of the heading about the camera's y axis: ``-yaw - pi / 2`` if the
+    sensors are aligned.
     """
     w, l, h = boxes[:, 3:6].unbind(1)
     location = pose(boxes[:, :3]) + F.pad(h[:, None] / 2, (1, 1))  # y points down
@@ -74,10 +75,7 @@ def to_camera(boxes: Tensor, pose: Pose) -> tuple[Tensor, Tensor]:
 
 
 def from_camera(rows: Tensor, pose: Pose) -> tuple[Tensor, Tensor]:
-    """Return camera boxes (m, 7) as LiDAR boxes (m, 7), and the Jacobian (m, 7, 7).
-
-    This is the inverse of ``to_camera``.
-    """
+    """Return camera boxes (m, 7) as LiDAR boxes, and the Jacobian: the inverse of ``to_camera``."""
     to_lidar = pose.inverse()
     h, w, l = rows[:, :3].unbind(1)
     centre = to_lidar(rows[:, 3:6] - F.pad(h[:, None] / 2, (1, 1)))
@@ -107,6 +105,15 @@ def image_boxes(rows: Tensor, P2: Tensor, width: int, height: int) -> Tensor:
     return torch.stack(low + high, 1).where(in_front.any(1, keepdim=True), 0)
 
 
+def parse_numbers(words: Sequence[str]) -> list[float]:
+    """Return the numbers of a line; none if a word is no finite number."""
+    try:
+        values = [float(word) for word in words]
+    except ValueError:
+        return []
+    return values if all(map(isfinite, values)) else []
+
+
 def _matrix(path: Path, name: str) -> Tensor:
     """Return the matrix (3, 4) of a line of the file, (3, 3) for R0_rect."""
     try:
@@ -116,12 +123,8 @@ def _matrix(path: Path, name: str) -> Tensor:
             f"{path}: cannot be read ({error.strerror}): unpack the calibration archive there"
         ) from None
     text = dict(line.split(":", 1) for line in lines if ":" in line).get(name, "")
-    columns = 3 if name == "R0_rect" else 4
-    try:
-        values = [float(word) for word in text.split()]
-    except ValueError:
-        values = []
-    if len(values) != 3 * columns or not all(map(isfinite, values)):
+    columns, values = 3 if name == "R0_rect" else 4, parse_numbers(text.split())
+    if len(values) != 3 * columns:
         raise BoxcovError(
             f"{path}: no line '{name}:' of {3 * columns} numbers: the file is damaged, or not of "
             "KITTI's object detection data; unpack it again"

@@ -73,21 +73,17 @@ def write_results(folder: str | Path, frames: Kitti, detections: Iterable[Detect
     if by_frame:
         write_text(folder / COVARIANCES, to_json({"meta": meta, "frames": by_frame}))
     if missing:
-        width, height = _IMAGE_SIZE
         warn(
             f"{missing} of {len(frames)} frames have no image in {frames.folder / 'image_2'}: "
-            f"their 2D boxes are clipped at {width} x {height} pixels: unpack the images there, "
-            "whose sizes differ by some pixels",
+            "their 2D boxes are clipped at 1242 x 375 pixels: unpack the images there, whose sizes "
+            "differ by some pixels",
             BoxcovWarning,
             stacklevel=2,
         )
 
 
 def read_results(folder: str | Path, frames: Kitti) -> list[Detections]:
-    """Return the detections of each frame in the LiDAR's coordinates, in float64.
-
-    Boxes are ``x y z w l h yaw``.
-    """
+    """Return the detections of each frame, ``x y z w l h yaw`` of the LiDAR, in float64."""
     folder = Path(folder)
     path = folder / COVARIANCES
     meta, rows = {}, [None] * len(frames)
@@ -125,8 +121,7 @@ def _read_frame(
         if rows is not None and len(rows) != len(entries):
             raise BoxcovError(
                 f"{path}: {counted(len(entries), 'object')}, but {len(rows)} in "
-                f"{folder / COVARIANCES}: they "
-                "were not written together"
+                f"{folder / COVARIANCES}: they were not written together"
             )
         numbers = torch.tensor([values for _, values in entries], dtype=torch.float64)
         numbers = numbers.reshape(-1, 15)
@@ -148,7 +143,5 @@ def _image_size(path: Path) -> tuple[int, int] | None:
         head = read_bytes(path)[:24]
     except OSError:
         return None
-    if len(head) < 24 or not head.startswith(b"\x89PNG"):
-        return None
-    width, height = struct.unpack(">II", head[16:])
-    return width, height
+    is_image = len(head) == 24 and head.startswith(b"\x89PNG")
+    return struct.unpack(">II", head[16:]) if is_image else None

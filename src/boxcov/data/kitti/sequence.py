@@ -16,7 +16,13 @@ import torch
 from torch import Tensor
 
 from boxcov._files.input_file import read_text, shorten
-from boxcov.data.kitti.camera import CameraCalibration, from_camera, read_calibration, read_imu_pose
+from boxcov.data.kitti.camera import (
+    CameraCalibration,
+    from_camera,
+    parse_numbers,
+    read_calibration,
+    read_imu_pose,
+)
 from boxcov.data.points import check_layout, check_objects, count_points, read_points
 from boxcov.data.poses import Pose, rotation_matrix
 from boxcov.data.sequence import FrameSequence
@@ -50,7 +56,8 @@ class Kitti(FrameSequence):
 
     def calibration(self, item: int) -> CameraCalibration:
         """Return the camera calibration of a frame."""
-        return self._calibration(self.all_tokens[self.indices[item]])
+        token = self.all_tokens[self.indices[item]]
+        return read_calibration(self.folder / "calib" / f"{token}.txt")
 
     def load(self, index: int) -> Frame:
         token = self.all_tokens[index]
@@ -62,9 +69,6 @@ class Kitti(FrameSequence):
         target = {"boxes": boxes, "labels": labels, "points": count, "token": token}
         points[:, 3] *= 255
         return [torch.cat([points, torch.zeros(len(points), 1)], 1)], [target]
-
-    def _calibration(self, token: str) -> CameraCalibration:
-        return read_calibration(self.folder / "calib" / f"{token}.txt")
 
     def _boxes(self, token: str) -> tuple[Tensor, Tensor]:
         """Return boxes (n, 9) in the LiDAR's coordinates, and labels (n,)."""
@@ -79,7 +83,8 @@ class Kitti(FrameSequence):
                 )
         entries = [(kind, values) for kind, values in entries if kind in self.classes]
         rows = torch.tensor([values[7:14] for _, values in entries], dtype=torch.float64)
-        boxes, _ = from_camera(rows.reshape(-1, 7), self._calibration(token).pose)
+        pose = read_calibration(self.folder / "calib" / f"{token}.txt").pose
+        boxes, _ = from_camera(rows.reshape(-1, 7), pose)
         velocity = torch.full((len(boxes), 2), torch.nan)
         labels = torch.tensor([self.classes.index(kind) for kind, _ in entries], dtype=torch.long)
         return torch.cat([boxes.float(), velocity], 1), labels
@@ -114,7 +119,7 @@ def frames(root: str | Path, split: str = "training", classes: Sequence[str] = C
     tokens = sorted(names, key=lambda name: (len(name), name))  # by number
     if not tokens:
         raise BoxcovError(f"{folder / 'velodyne'}: no .bin file: unpack the point clouds there")
-    return Kitti(folder, tokens, tuple(classes))
+    return Kitti(folder, tokens, (classes,) if isinstance(classes, str) else tuple(classes))
 
 
 def read_labels(path: Path) -> list[tuple[str, list[float]]]:
@@ -133,11 +138,8 @@ def read_labels(path: Path) -> list[tuple[str, list[float]]]:
         kind, *words = line.split() or ["DontCare"]
         if kind == "DontCare":
             continue
-        try:
-            values = [float(word) for word in words]
-        except ValueError:
-            values = []
-        if len(values) not in (14, 15) or not all(map(isfinite, values)) or min(values[7:10]) <= 0:
+        values = parse_numbers(words)
+        if len(values) not in (14, 15) or min(values[7:10]) <= 0:
             raise BoxcovError(
                 f"{path}, line {number}: {shorten(line)!r} is not a label: expected a type, "
                 "14 numbers (sizes above 0) and optionally a score"
@@ -213,10 +215,10 @@ class KittiDrive(Kitti):
                 "files of its inertial system (oxts). Without them, track in LiDAR coordinates"
             )
         try:
-            values = [float(word) for word in read_text(path).split()]
-        except (OSError, ValueError) as error:
+            values = parse_numbers(read_text(path).split())
+        except (OSError, UnicodeDecodeError) as error:
             raise BoxcovError(f"{path}: cannot be read ({error}): unpack oxts again") from None
-        if len(values) != _OXTS or not all(map(isfinite, values)) or abs(values[0]) > 85:
+        if len(values) != _OXTS or abs(values[0]) > 85:
             raise BoxcovError(f"{path}: no ego pose: expected {_OXTS} numbers, latitude first")
         return values[:6]
 

@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-CLASSES = (
-    "car",
-    "truck",
-    "construction_vehicle",
-    "bus",
-    "trailer",
-    "barrier",
-    "motorcycle",
-    "bicycle",
-    "pedestrian",
-    "traffic_cone",
-)  # in the order of CenterPoint's tasks
+_VEHICLES = ("car", "truck", "construction_vehicle", "bus", "trailer")
+_OTHERS = ("barrier", "motorcycle", "bicycle", "pedestrian", "traffic_cone")
+CLASSES = _VEHICLES + _OTHERS  # in the order of CenterPoint's tasks
 
 # the official mapping; other categories (animals, strollers, debris ...) have no detection class
 CATEGORIES = {
@@ -33,20 +24,13 @@ CATEGORIES = {
     "movable_object.trafficcone": "traffic_cone",
 }
 
-_VEHICLE = ("vehicle.moving", "vehicle.parked")
-_CYCLE = ("cycle.with_rider", "cycle.without_rider")
 # moving, not moving: the more frequent attributes, as in the submissions of CenterPoint
 _ATTRIBUTES = {
-    "car": _VEHICLE,
-    "truck": _VEHICLE,
-    "construction_vehicle": _VEHICLE,
+    **dict.fromkeys(_VEHICLES, ("vehicle.moving", "vehicle.parked")),
     "bus": ("vehicle.moving", "vehicle.stopped"),
-    "trailer": _VEHICLE,
-    "barrier": ("", ""),
-    "motorcycle": _CYCLE,
-    "bicycle": _CYCLE,
+    **dict.fromkeys(("motorcycle", "bicycle"), ("cycle.with_rider", "cycle.without_rider")),
     "pedestrian": ("pedestrian.moving", "pedestrian.standing"),
-    "traffic_cone": ("", ""),
+    **dict.fromkeys(("barrier", "traffic_cone"), ("", "")),
 }
 
 

@@ -66,11 +66,11 @@ def read_index(root: Path, version: str, split: str) -> Index:
     folder = _folder(root, version)
     tokens, scenes, times, place = _samples(folder, split)
     readings, key = _readings(folder, place, len(tokens))
-    for token, sweep in zip(tokens, key):
-        if sweep < 0:
-            raise BoxcovError(
-                f"{folder / 'sample_data.json'}: the sample {token!r} has no key frame of LIDAR_TOP"
-            )
+    if (key < 0).any():
+        raise BoxcovError(
+            f"{folder / 'sample_data.json'}: the sample {tokens[int(key.argmin())]!r} has no key "
+            "frame of LIDAR_TOP"
+        )
     return Index(tokens, scenes, key, readings, _annotations(folder, place, times))
 
 
@@ -119,8 +119,7 @@ def _samples(folder: Path, split: str) -> tuple[list[str], Array, Array, dict[st
             f"{table.path}: none of its {len(scenes)} scenes is of the split {split!r}: choose "
             "another version or split"
         )
-    table = Table(folder, "sample")
-    place: dict[str, int] = {}
+    table, place = Table(folder, "sample"), {}
     chosen: list[tuple[int, int, str]] = []
     for row in table:
         token = table.text(row, "token")
@@ -129,23 +128,18 @@ def _samples(folder: Path, split: str) -> tuple[list[str], Array, Array, dict[st
         if scene >= 0:
             chosen.append((scene, table.integer(row, "timestamp"), token))
     chosen.sort()
-    _warn_of_missing_scenes(folder, split, wanted - {names[scene] for scene, _, _ in chosen})
+    # without a row in scene.json, or without samples
+    if missing := sorted(wanted - {names[scene] for scene, _, _ in chosen}):
+        warn(
+            f"{folder}: the tables have {len(wanted) - len(missing)} of the {len(wanted)} scenes "
+            f"of the split {split!r}, without {join_names(missing, 3)}: frames of the others are "
+            f"left out. To have them, unpack the complete metadata archive of {folder.name}",
+            BoxcovWarning,
+            stacklevel=4,  # the caller of frames()
+        )
     place.update((token, number) for number, (_, _, token) in enumerate(chosen))
     numbers, times = (np.array([row[i] for row in chosen], dtype=np.int64) for i in (0, 1))
     return [token for _, _, token in chosen], numbers, times, place
-
-
-def _warn_of_missing_scenes(folder: Path, split: str, missing: set[str]) -> None:
-    """Warn of scenes of the split without a row in scene.json, or without samples."""
-    if missing:
-        of = len(scene_names(split))
-        warn(
-            f"{folder}: the tables have {of - len(missing)} of the {of} scenes of the split "
-            f"{split!r}, without {join_names(sorted(missing), 3)}: frames of the others are left "
-            f"out. To have them, unpack the complete metadata archive of {folder.name}",
-            BoxcovWarning,
-            stacklevel=5,  # the caller of frames()
-        )
 
 
 def _readings(folder: Path, place: dict[str, int], samples: int) -> tuple[Readings, Array]:
@@ -154,8 +148,7 @@ def _readings(folder: Path, place: dict[str, int], samples: int) -> tuple[Readin
     table = Table(folder, "sample_data")
     sweeps: dict[str, int] = {}
     slots: dict[str, int] = {}  # the ego poses in use
-    files: list[bytes] = []
-    previous: list[str] = []
+    files, previous = list[bytes](), list[str]()
     time, mount, slot = array("q"), array("q"), array("q")
     key = np.full(samples, -1, dtype=np.int64)
     for row in table:
@@ -174,7 +167,7 @@ def _readings(folder: Path, place: dict[str, int], samples: int) -> tuple[Readin
     ego_R, ego_t = _ego_poses(folder, slots)
     order = _chain(table, sweeps, previous)
     when = np.array(time)
-    if bool((when[order[order >= 0]] >= when[order >= 0]).any()):
+    if (when[order[order >= 0]] >= when[order >= 0]).any():
         raise BoxcovError(
             f"{table.path}: a prev token leads to a later sweep of LIDAR_TOP: unpack the metadata "
             "archive again"
@@ -191,14 +184,12 @@ def _mounts(folder: Path) -> tuple[dict[str, int], Array, Array]:
     """
     table = Table(folder, "sensor")
     channels = {table.text(row, "token"): table.text(row, "channel") for row in table}
-    table = Table(folder, "calibrated_sensor")
-    numbers: dict[str, int] = {}
-    rotations: list[list[float]] = []
-    translations: list[list[float]] = []
+    table, numbers = Table(folder, "calibrated_sensor"), {}
+    rotations, translations = list[list[float]](), list[list[float]]()
     for row in table:
-        lidar = table.refer(row, "sensor_token", channels, "sensor.json") == "LIDAR_TOP"
-        numbers[table.text(row, "token")] = len(rotations) if lidar else -1
-        if lidar:
+        is_lidar = table.refer(row, "sensor_token", channels, "sensor.json") == "LIDAR_TOP"
+        numbers[table.text(row, "token")] = len(rotations) if is_lidar else -1
+        if is_lidar:
             rotations.append(table.quaternion(row, "rotation"))
             translations.append(table.vector(row, "translation"))
     if not rotations:
@@ -209,29 +200,27 @@ def _mounts(folder: Path) -> tuple[dict[str, int], Array, Array]:
 
 
 def _ego_poses(folder: Path, slots: dict[str, int]) -> tuple[Array, Array]:
-    table = Table(folder, "ego_pose")
-    R, t = np.full((len(slots), 4), np.nan), np.zeros((len(slots), 3))
+    table, missing = Table(folder, "ego_pose"), set(slots)
+    R, t = np.zeros((len(slots), 4)), np.zeros((len(slots), 3))
     for row in table:
-        slot = slots.get(table.text(row, "token"))
-        if slot is not None:
-            R[slot] = table.quaternion(row, "rotation")
-            t[slot] = table.vector(row, "translation")
-    for token, slot in slots.items():
-        if np.isnan(R[slot, 0]):
-            raise BoxcovError(
-                f"{table.path}: no pose {token!r}, which sample_data.json refers to: the tables "
-                "are of different versions"
-            )
+        token = table.text(row, "token")
+        if token in slots:
+            R[slots[token]] = table.quaternion(row, "rotation")
+            t[slots[token]] = table.vector(row, "translation")
+            missing.discard(token)
+    if missing:
+        raise BoxcovError(
+            f"{table.path}: no pose {min(missing)!r}, which sample_data.json refers to: the tables "
+            "are of different versions"
+        )
     return _rotations(R), t
 
 
 def _annotations(folder: Path, place: dict[str, int], times: Array) -> Annotations:
     labels = _labels(folder)
     numbers = {token: number for number, token in enumerate(labels)}
-    table = Table(folder, "sample_annotation")
-    rows: dict[str, int] = {}
-    previous: list[str] = []
-    following: list[str] = []
+    table, rows = Table(folder, "sample_annotation"), {}
+    previous, following = list[str](), list[str]()
     sample, label, points, identity = array("q"), array("q"), array("q"), array("q")
     centre, size, rotation = array("d"), array("d"), array("d")
     for row in table:
@@ -271,12 +260,11 @@ def _labels(folder: Path) -> dict[str, int]:
     """Return the class of each instance, -1 if it has none."""
     table = Table(folder, "category")
     names = {table.text(row, "token"): CATEGORIES.get(table.text(row, "name")) for row in table}
-    table = Table(folder, "instance")
-    found = {
-        table.text(row, "token"): table.refer(row, "category_token", names, "category.json")
-        for row in table
-    }
-    return {token: -1 if name is None else CLASSES.index(name) for token, name in found.items()}
+    table, labels = Table(folder, "instance"), {}
+    for row in table:
+        name = table.refer(row, "category_token", names, "category.json")
+        labels[table.text(row, "token")] = -1 if name is None else CLASSES.index(name)
+    return labels
 
 
 def _velocities(centre: Array, time: Array, before: Array, after: Array) -> Array:
@@ -311,12 +299,9 @@ def _file_name(table: Table, row: Row) -> bytes:
     if len(name) > _LONGEST_NAME:
         raise table.unexpected(row, "filename", f"at most {_LONGEST_NAME} characters")
     if leads_out(name):
-        raise BoxcovError(
-            f"{table.path}: the file name {name!r} leads out of the data set: refused"
-        )
+        raise BoxcovError(f"{table.path}: the file name {name!r} leads out of the root: refused")
     return name.encode()
 
 
 def _rotations(quaternions: Any) -> Array:
-    rows = torch.from_numpy(np.array(quaternions, dtype=np.float64).reshape(-1, 4))
-    return rotation_matrix(rows).numpy()
+    return rotation_matrix(torch.as_tensor(quaternions, dtype=torch.float64)).numpy()

@@ -25,9 +25,7 @@ from boxcov.data.poses import BOX_FIELDS, rotation_matrix, transform_detections
 from boxcov.detections import Detections
 
 MAX_BOXES = 500  # per sample; the official evaluation refuses more
-_SENSORS = {
-    f"use_{name}": name == "lidar" for name in ["camera", "lidar", "radar", "map", "external"]
-}
+_SENSORS = {f"use_{s}": s == "lidar" for s in ("camera", "lidar", "radar", "map", "external")}
 
 
 def write_results(path: str | Path, frames: NuScenes, detections: Iterable[Detections]) -> None:
@@ -89,10 +87,8 @@ def _entries(token: str, found: Detections) -> Iterator[dict[str, Any]]:
 def _read_frame(entries: list[dict[str, Any]], meta: dict[str, Any]) -> Detections:
     heading = rotation_matrix(read_column(entries, "rotation", 4))[:, :, 0]
     yaw = torch.atan2(heading[:, 1], heading[:, 0])
-    centre, size, velocity = (
-        read_column(entries, key, width)
-        for key, width in (("translation", 3), ("size", 3), ("velocity", 2))
-    )
+    centre, size = (read_column(entries, key, 3) for key in ("translation", "size"))
+    velocity = read_column(entries, "velocity", 2)
     return read_detections(
         torch.cat([centre, size, yaw[:, None], velocity], 1),
         read_column(entries, "detection_score", 1)[:, 0],

@@ -14,7 +14,7 @@ from boxcov.data.nuscenes.index import Index, read_index
 from boxcov.data.points import check_layout, read_points
 from boxcov.data.poses import Pose
 from boxcov.data.sequence import FrameSequence
-from boxcov.errors import BoxcovError, BoxcovWarning
+from boxcov.errors import BoxcovWarning, check_whole
 
 Frame = tuple[list[Tensor], list[dict[str, Any]]]
 _LONGEST_STEP = 0.1  # seconds between sweeps, which are 0.05 s apart
@@ -39,20 +39,19 @@ class NuScenes(FrameSequence):
 
     def pose(self, item: int) -> Pose:
         """Return the pose from the LIDAR_TOP frame of a frame to the global frame."""
-        return self._pose(int(self.table_index.key[self.indices[item]]))
+        return self._pose(self.table_index.key[self.indices[item]])
 
     def timestamp(self, item: int) -> int:
         """Return the time of a frame's LiDAR sweep in microseconds."""
         return int(self.table_index.readings.time[self.table_index.key[self.indices[item]]])
 
     def load(self, index: int) -> Frame:
-        found, rows = self.table_index.annotations, self._rows(index)
-        labels, points, ids = (
-            torch.from_numpy(column[rows]) for column in (found.label, found.points, found.identity)
-        )
-        boxes, token = self._boxes(index).float(), self.table_index.tokens[index]
-        target = {"boxes": boxes, "labels": labels, "points": points, "ids": ids, "token": token}
-        return [self._points(index)], [target]
+        found = self.table_index.annotations
+        rows = slice(int(found.start[index]), int(found.start[index + 1]))
+        target: dict[str, Any] = {"boxes": self._boxes(index, rows).float()}
+        columns = {"labels": found.label, "points": found.points, "ids": found.identity}
+        target |= {name: torch.from_numpy(column[rows]) for name, column in columns.items()}
+        return [self._points(index)], [{**target, "token": self.table_index.tokens[index]}]
 
     def _pose(self, sweep: int) -> Pose:
         readings = self.table_index.readings
@@ -78,18 +77,12 @@ class NuScenes(FrameSequence):
             sweep = int(readings.previous[sweep])
         return torch.cat(clouds)
 
-    def _rows(self, number: int) -> slice:
-        start = self.table_index.annotations.start
-        return slice(int(start[number]), int(start[number + 1]))
-
-    def _boxes(self, number: int) -> Tensor:
+    def _boxes(self, number: int, rows: slice) -> Tensor:
         """Return boxes (n, 9) in the LIDAR_TOP frame."""
-        found, rows = self.table_index.annotations, self._rows(number)
-        centre, size, heading, velocity = (
-            torch.from_numpy(a[rows])
-            for a in (found.centre, found.size, found.heading, found.velocity)
-        )
-        to_sensor = self._pose(int(self.table_index.key[number])).inverse()
+        found = self.table_index.annotations
+        columns = (found.centre, found.size, found.heading, found.velocity)
+        centre, size, heading, velocity = (torch.from_numpy(column[rows]) for column in columns)
+        to_sensor = self._pose(self.table_index.key[number]).inverse()
         heading = heading @ to_sensor.R.T
         yaw = torch.atan2(heading[:, 1], heading[:, 0])
         # nuScenes and CenterPoint ignore the vertical component of the velocity
@@ -120,8 +113,7 @@ def frames(
     ...
     boxcov.errors.BoxcovError: nowhere: no such folder: give the one that holds samples, ...
     """
-    if sweeps < 1:
-        raise BoxcovError(f"sweeps must be at least 1 (the key frame alone), got {sweeps}")
+    check_whole("sweeps", sweeps)
     found = NuScenes(Path(root), read_index(Path(root), version, split), sweeps)
     _warn_if_sweeps_are_old(found.table_index, sweeps)
     return found
@@ -130,16 +122,16 @@ def frames(
 def _warn_if_sweeps_are_old(index: Index, sweeps: int) -> None:
     """Warn if the tables lack sweeps between key frames: others that are older take their place."""
     readings, sweep = index.readings, index.key
-    ages = [np.zeros(len(sweep))]  # (key frames,) in seconds, of each earlier sweep
+    ages = [0.0]  # seconds: median over the key frames, of each earlier sweep
     for _ in range(sweeps - 1):
         sweep = np.where(readings.previous[sweep] < 0, sweep, readings.previous[sweep])
-        ages.append(1e-6 * (readings.time[index.key] - readings.time[sweep]))
-    oldest = [float(np.median(age)) if len(age) else 0.0 for age in ages]
+        age = readings.time[index.key] - readings.time[sweep]
+        ages.append(1e-6 * float(np.median(age)) if len(age) else 0.0)
     usual = [_LONGEST_STEP * number for number in range(sweeps)]
-    if oldest[-1] > usual[-1]:
-        near = sum(age <= limit for age, limit in zip(oldest, usual))
+    if ages[-1] > usual[-1]:
+        near = sum(age <= limit for age, limit in zip(ages, usual))
         warn(
-            f"{sweeps} sweeps go back {oldest[-1]:.2g} s, because the tables lack the sweeps "
+            f"{sweeps} sweeps go back {ages[-1]:.2g} s, because the tables lack the sweeps "
             f"between the key frames: networks are trained on {0.05 * (sweeps - 1):.2g} s. Unpack "
             f"all sweeps, or give sweeps={near} (--sweeps {near})",
             BoxcovWarning,

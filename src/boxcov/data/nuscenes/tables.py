@@ -60,14 +60,10 @@ class Table:
         return self._entry(row, key, _is_vector, "3 finite numbers")
 
     def size(self, row: Row, key: str) -> list[float]:
-        return self._entry(
-            row, key, lambda value: _is_vector(value) and min(value) > 0, "3 lengths above 0"
-        )
+        return self._entry(row, key, lambda v: _is_vector(v) and min(v) > 0, "3 lengths above 0")
 
     def quaternion(self, row: Row, key: str) -> list[float]:
-        return self._entry(
-            row, key, lambda value: _is_vector(value, 4) and any(value), "a quaternion"
-        )
+        return self._entry(row, key, lambda v: _is_vector(v, 4) and any(v), "a quaternion")
 
     def refer(self, row: Row, key: str, index: Mapping[str, T], to: str) -> T:
         """Look up the token ``row[key]`` in the index of another table."""

@@ -16,7 +16,7 @@ import torch
 from boxcov.data.nuscenes.classes import CLASSES
 from boxcov.data.sequence import FrameSequence
 from boxcov.data.simulated.drive import LONGEST, RATES, Drive, Settings
-from boxcov.data.simulated.scenarios import SCENARIOS, find_scenario
+from boxcov.data.simulated.scenarios import SCENARIOS
 from boxcov.data.simulated.sensor import Frame, make_frames
 from boxcov.errors import BoxcovError
 
@@ -33,15 +33,14 @@ class Simulated(FrameSequence):
         self.scenario, self.seed, self.sweeps, self.device = scenario, seed, sweeps, device
 
     def load(self, index: int) -> Frame:
-        return self._make([index])
+        return make_frames(SCENARIOS[self.scenario], self.seed, [index], self.sweeps, self.device)
 
     def batch(self, items: Sequence[int]) -> Frame:
         """Return several frames merged into one batch: the same frames, faster on a GPU."""
-        return self._make([self.indices[item] for item in items]) if items else ([], [])
-
-    def _make(self, indices: Sequence[int]) -> Frame:
-        scenario = find_scenario(self.scenario)
-        return make_frames(scenario, self.seed, indices, self.sweeps, self.device)
+        if not items:
+            return [], []
+        indices = [self.indices[item] for item in items]
+        return make_frames(SCENARIOS[self.scenario], self.seed, indices, self.sweeps, self.device)
 
 
 def frames(
@@ -97,12 +96,13 @@ def sequences(
         raise BoxcovError(f"rate must be {', '.join(map(str, RATES))} frames per second: {rate!r}")
     if not 1 / rate <= seconds <= LONGEST:
         raise BoxcovError(f"seconds must be from {1 / rate} (one frame) to {LONGEST}: {seconds!r}")
-    settings = Settings(find_scenario(scenario), int(seed), float(seconds), int(rate), int(sweeps))
+    settings = Settings(SCENARIOS[scenario], int(seed), float(seconds), int(rate), int(sweeps))
     return [Drive(settings, number) for number in range(int(count))]
 
 
 def _check(scenario: str, seed: int, sweeps: int, count: int, most: int) -> None:
-    find_scenario(scenario)
+    if scenario not in SCENARIOS:
+        raise BoxcovError(f"unknown scenario {scenario!r}: choose one of {', '.join(SCENARIOS)}")
     limits = {
         "seed": (seed, 0, 2**63 - 1, "of at least 0 and below 2^63"),
         "count": (count, 0, most, f"of at least 0 and at most {most}"),

@@ -88,57 +88,43 @@ class Drive(FrameSequence):
         ego_s, ego_t = map(float, into_axes(x0, y0, heading))
         crossings = self.world.crossings
         crossing = crossings[(crossings - ego_s).abs().argmin()] if len(crossings) else 1e3
-        road = replace(
-            street.road,
-            heading=float(heading - turn),
-            ego=street.road.ego + ego_t,
-            crossing=float(crossing),
-        )
+        axis, ego = float(heading - turn), street.road.ego + ego_t
+        road = replace(street.road, heading=axis, ego=ego, crossing=float(crossing))
         waves = _seen_from(street.waves, x0, y0, turn)
         here = Street(road, placed, street.looks, waves).where(near)
         return assemble(here, self.settings.scenario, ego_s), near.nonzero()[:, 0]
 
     @cached_property
     def world(self) -> World:
-        """The street and everything on it, over time."""
-        return make_world(self.settings, self.number)
+        """The street, long enough for the ego car, and everything on it over time."""
+        seed, scenario, seconds = self.settings.seed, self.settings.scenario, self.settings.seconds
+        first = draw_street(make_rng(seed, 2 * self.number, "cpu"), scenario)
+        last = ceil((_FASTEST * seconds + WINDOW) / (2 * WINDOW))
+        roads = [(first.road, 0.0)]
+        placed, looks = first.placed, first.looks
+        heading = torch.tensor(first.road.heading)
+        for number in [*range(1, last + 1), -1]:
+            rng = make_rng(seed, 2 * (self.number + (number % (last + 2)) * _NEXT), "cpu")
+            more = draw_street(rng, scenario, along=first.road)
+            shift = 2 * WINDOW * number
+            roads.append((more.road, shift))
+            x, y = more.placed.x + shift * heading.cos(), more.placed.y + shift * heading.sin()
+            is_other = torch.arange(len(x)) > 0  # there is one ego car
+            placed = placed.append(replace(more.placed, x=x, y=y).where(is_other))
+            looks = looks.append(more.looks.where(is_other))
+        street = Street(first.road, placed, looks, first.waves)
+        street = street.where(is_free(street))
+        crossings = torch.tensor([road.crossing + s for road, s in roads if road.crossing < WINDOW])
+        plan = make_rng(seed, 2 * (self.number + (1 << 20) * _NEXT), "cpu")
+        steps = ceil(round(seconds / STEP, 6))
+        return World(street, crossings, move(street, crossings, plan, steps))
 
     def _ego(self, step: int) -> Tensor:
         """Return x, y and the turn since the start of the ego car."""
-        first, now = self.world.states[0, 0, :3], self.world.states[step, 0, :3]
-        return now - first
+        return self.world.states[step, 0, :3] - self.world.states[0, 0, :3]
 
     def _step(self, number: int) -> int:
         return round(number / (self.settings.rate * STEP))
-
-
-def make_world(settings: Settings, index: int) -> World:
-    """Draw the street of a drive, long enough for the ego car, and move everything on it."""
-    seed, scenario = settings.seed, settings.scenario
-    first = draw_street(make_rng(seed, 2 * index, "cpu"), scenario)
-    last = ceil((_FASTEST * settings.seconds + WINDOW) / (2 * WINDOW))
-    roads = [(first.road, 0.0)]
-    placed, looks = first.placed, first.looks
-    heading = torch.tensor(first.road.heading)
-    for number in [*range(1, last + 1), -1]:
-        rng = make_rng(seed, 2 * (index + (number % (last + 2)) * _NEXT), "cpu")
-        more = draw_street(rng, scenario, along=first.road)
-        shift = 2 * WINDOW * number
-        roads.append((more.road, shift))
-        there = replace(
-            more.placed,
-            x=more.placed.x + shift * heading.cos(),
-            y=more.placed.y + shift * heading.sin(),
-        )
-        is_other = torch.arange(len(there.x)) > 0  # there is one ego car
-        placed = placed.append(there.where(is_other))
-        looks = looks.append(more.looks.where(is_other))
-    street = Street(first.road, placed, looks, first.waves)
-    street = street.where(is_free(street))
-    crossings = torch.tensor([road.crossing + s for road, s in roads if road.crossing < WINDOW])
-    plan = make_rng(seed, 2 * (index + (1 << 20) * _NEXT), "cpu")
-    steps = ceil(round(settings.seconds / STEP, 6))
-    return World(street, crossings, move(street, crossings, plan, steps))
 
 
 def _seen_from(waves: Tensor, x: Tensor, y: Tensor, turn: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from boxcov.data.simulated.scenarios import Scenario
 
 LANE = 3.6  # metres
 _END = 60.0  # the road is laid out from -60 to 60 m
+_SIDES = torch.tensor([[-1.0], [1.0]])  # of the road: right, left
 _ID = {kind: number for number, kind in enumerate(KINDS)}
 _IN_TRAFFIC = {
     "car": 0.62,
@@ -110,7 +111,7 @@ def _ego(rng: Rng, road: Road) -> Placement:
 def _traffic(rng: Rng, road: Road) -> Placement:
     slots, lanes = 9, 2 * road.lanes
     # -1: right, in the ego car's direction
-    side = torch.tensor([-1.0, 1.0]).repeat(road.lanes)[:, None]
+    side = _SIDES.repeat(road.lanes, 1)
     t = side * LANE * (0.5 + torch.arange(lanes)[:, None] // 2) + rng.normal(0, 0.2, lanes, slots)
     s = torch.arange(slots) * 13.5 - 54 + rng.uniform(-3.5, 3.5, lanes, slots)
     speed = rng.uniform(2, 14, lanes, 1) * rng.chance(0.7, lanes, 1)  # of a lane
@@ -124,22 +125,20 @@ def _crossing_traffic(rng: Rng, road: Road) -> Placement:
     if road.crossing > _END:
         none = torch.zeros(0)
         return _standing(none.long(), none, none, none)
-    side = torch.tensor([-1.0, 1.0])[:, None]
     t = torch.arange(8) * 13 - 45 + rng.uniform(-3.5, 3.5, 2, 8)
-    s = road.crossing + side * LANE / 2 + rng.normal(0, 0.15, 2, 8)
+    s = road.crossing + _SIDES * LANE / 2 + rng.normal(0, 0.15, 2, 8)
     speed = rng.uniform(1, 10, 2, 8) * rng.chance(0.6, 2, 1)
     shares = {"car": 0.68, "truck": 0.1, "bus": 0.07, "motorcycle": 0.09, "bicycle": 0.06}
     kind = _kinds(rng, shares, 16)
-    placed = _moving(rng, kind, s, t, side * pi / 2 + rng.normal(0, 0.03, 2, 8), speed)
+    placed = _moving(rng, kind, s, t, _SIDES * pi / 2 + rng.normal(0, 0.03, 2, 8), speed)
     return placed.where(rng.chance(0.4, 16) & (placed.y.abs() > road.edge + 3))
 
 
 def _parked(rng: Rng, road: Road) -> Placement:
     slots = 17
-    side = torch.tensor([-1.0, 1.0])[:, None]
     s = torch.arange(slots) * 6.9 - 55 + rng.uniform(-0.5, 0.5, 2, slots)
-    t = side * (road.edge + 1.3 + rng.normal(0, 0.12, 2, slots).abs())
-    yaw = (side > 0) * pi * rng.chance(0.8, 2, 1) + rng.normal(0, 0.03, 2, slots)
+    t = _SIDES * (road.edge + 1.3 + rng.normal(0, 0.12, 2, slots).abs())
+    yaw = (_SIDES > 0) * pi * rng.chance(0.8, 2, 1) + rng.normal(0, 0.03, 2, slots)
     shares = {"car": 0.84, "truck": 0.08, "motorcycle": 0.04, "trailer": 0.02, "bus": 0.02}
     kind = _kinds(rng, shares, 2 * slots)
     full = rng.uniform(-0.35, 0.7, 2, 1).expand(2, slots).flatten()
@@ -229,7 +228,7 @@ def _backdrop(rng: Rng, road: Road) -> list[Placement]:
     def along_road(kind: str, n: int, near: float, far: float, share: float) -> Placement:
         gap = 2 * _END / n
         s = (torch.arange(n) + 0.5) * gap - _END + rng.uniform(-0.3, 0.3, 2, n) * gap
-        t = torch.tensor([[-1.0], [1.0]]) * (road.edge + rng.uniform(near, far, 2, n))
+        t = _SIDES * (road.edge + rng.uniform(near, far, 2, n))
         every = _standing(torch.full((2 * n,), _ID[kind]), s, t, rng.normal(0, 0.03, 2, n))
         return every.where(rng.chance(share, 2 * n))
 

@@ -73,11 +73,9 @@ def cast(fan: Fan, prisms: Prisms, penetration: Tensor, reach: float) -> Hits:
     entry, leave, cosine = _outline(fan, prisms, owner, column)  # (P,) each
     cell = owner // prisms.x.shape[1] * columns + column  # (P,) which column of which view
     nearest = penetration.new_full((views * columns, beams), _NO_HIT, dtype=torch.int64)
-    bottom, top, depth = (
-        field.flatten()[owner] for field in (prisms.bottom, prisms.top, prisms.depth)
-    )
-    height = fan.origins[:, 2].repeat_interleave(prisms.x.shape[1])[owner]
-    bottom, top = bottom - height, top - height
+    height = fan.origins[:, 2:]  # (V, 1)
+    heights = (prisms.bottom - height, prisms.top - height, prisms.depth)
+    bottom, top, depth = (field.flatten()[owner] for field in heights)
     for begin in range(0, len(owner), CHUNK):
         part = slice(begin, begin + CHUNK)
         inside = depth[part, None] * penetration.reshape(-1, beams)[cell[part]]
@@ -147,10 +145,8 @@ def _outline(
     # the origin in the prism's axes, in half extents
     px, py = -ahead / prisms.half_length, -left / prisms.half_width
     start = fan.starts[:, None] - prisms.yaw
-    fields = torch.stack(
-        [px, py, start, prisms.half_length, prisms.half_width, prisms.round]
-    ).flatten(1)  # (6, V M)
-    px, py, start, half_length, half_width, is_round = fields[:, owner]
+    fields = (px, py, start, prisms.half_length, prisms.half_width, prisms.round)
+    px, py, start, half_length, half_width, is_round = torch.stack(fields).flatten(1)[:, owner]
     angle = start + column * (2 * pi / fan.columns)
     qx, qy = angle.cos(), angle.sin()
     box = _square(px, py, qx / half_length, qy / half_width)
@@ -166,7 +162,7 @@ def _outline(
 
 def _square(px: Tensor, py: Tensor, qx: Tensor, qy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return entry and exit of p + r q in [-1, 1]^2, and 1 if it enters through x = +-1."""
-    qx, qy = _not_zero(qx), _not_zero(qy)
+    qx, qy = (torch.where(q.abs() < 1e-9, 1e-9, q) for q in (qx, qy))
     x1, x2, y1, y2 = (-1 - px) / qx, (1 - px) / qx, (-1 - py) / qy, (1 - py) / qy
     enter_x, enter_y = torch.minimum(x1, x2), torch.minimum(y1, y2)
     leave = torch.minimum(torch.maximum(x1, x2), torch.maximum(y1, y2))
@@ -182,10 +178,6 @@ def _circle(px: Tensor, py: Tensor, qx: Tensor, qy: Tensor) -> tuple[Tensor, Ten
     miss = (px + closest * qx).square() + (py + closest * qy).square()
     half = ((1 - miss).clamp(min=0) / square).sqrt()
     return torch.where(miss < 1, closest - half, torch.inf), closest + half
-
-
-def _not_zero(q: Tensor) -> Tensor:
-    return torch.where(q.abs() < 1e-9, 1e-9, q)
 
 
 def _slab_distance(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from boxcov.errors import BoxcovError
-
 
 @dataclass(frozen=True)
 class Scenario:
@@ -41,10 +39,3 @@ SCENARIOS = {
     "crowd": Scenario(people=9.0),
     "unseen": Scenario(unseen=True),
 }
-
-
-def find_scenario(name: str) -> Scenario:
-    """Return the scenario of this name, or raise."""
-    if name not in SCENARIOS:
-        raise BoxcovError(f"unknown scenario {name!r}: choose one of {', '.join(SCENARIOS)}")
-    return SCENARIOS[name]

@@ -109,16 +109,11 @@ def assemble(street: Street, scenario: Scenario, s: float = 0.0) -> Scene:
 
 def stack(scenes: Sequence[Scene], device: str | torch.device) -> Scene:
     """Return scenes as one padded batch on a device."""
-    padding = {"kind": -1.0}
-
-    def merged(name: str) -> Tensor:
-        return pad_sequence(
-            [getattr(scene, name) for scene in scenes],
-            batch_first=True,
-            padding_value=padding.get(name, 0.0),
-        )
-
-    return Scene(*(merged(field.name).to(device, non_blocking=True) for field in fields(Scene)))
+    merged = {}
+    for name in (field.name for field in fields(Scene)):
+        columns, padding = [getattr(scene, name) for scene in scenes], -1 if name == "kind" else 0
+        merged[name] = pad_sequence(columns, True, padding).to(device, non_blocking=True)
+    return Scene(**merged)
 
 
 def _sizes(rng: Rng, catalogue: _Catalogue, body: Tensor, odd: Tensor) -> Tensor:
@@ -194,12 +189,12 @@ def _parts(catalogue: _Catalogue, looks: Looks) -> tuple[Tensor, Tensor, Tensor]
     surface = catalogue.surface[looks.body]  # (n, K, 4)
     present = edges[..., 5] > 0  # (n, K)
     # every body is deformed a little along its axes; parts still meet, and the ends stay in place
-    bend_x, bend_y, bend_z = (looks.warp[:, i, None, None] for i in range(3))
+    bend_x, bend_y, bend_z = looks.warp.T[..., None, None]
     x, y, z = edges[..., :2], edges[..., 2:4], edges[..., 4:]
     x = x + 0.3 * bend_x * (0.25 - x.square())
     y = y.sign() * 0.5 * (2 * y.abs()) ** (1 + 0.1 * bend_y)
     z = z ** (1 + 0.08 * bend_z)
-    width, length, height = (looks.size[:, None, i, None] for i in range(3))
+    width, length, height = looks.size.T[..., None, None]
     owner = torch.arange(len(edges))[:, None].expand(present.shape)[present]
     is_round, reflectivity, depth, shade = surface.unbind(-1)
     reflectivity = (reflectivity * (looks.shade[:, None] * shade).exp()).clamp(max=1.0)

@@ -138,11 +138,9 @@ def _measure(
 
 
 def _body_reflectivity(scene: Scene, prism: Tensor, wet: bool) -> Tensor:
-    scenes, parts = scene.owner.shape
-    first = torch.arange(scenes, device=prism.device) * parts
-    first = first.repeat_interleave(len(prism) // scenes)
+    views = scene.surface[..., 1].repeat_interleave(len(prism) // len(scene.surface), 0)  # (V, p)
     # rays without a hit read the first part; they are out of reach
-    reflectivity = scene.surface[..., 1].flatten()[prism.clamp(min=0) + first[:, None, None]]
+    reflectivity = views.gather(1, prism.clamp(min=0).flatten(1)).reshape(prism.shape)
     return reflectivity * (0.8 if wet else 1.0)
 
 
@@ -184,9 +182,8 @@ def _count_points(
     x, y, z, width, length, height, yaw = boxes[..., :7].unbind(-1)
     half = [side / 2 + TOLERANCE for side in (length, width, height)]
     first, count = visible_columns(key, (x, y, yaw, half[0], half[1]), reach=1e3)
-    owner, column = interval_rows(
-        first, count * ((kind >= 0) & (kind < len(CLASSES))), fan.columns
-    )  # (P,)
+    count = count * ((kind >= 0) & (kind < len(CLASSES)))
+    owner, column = interval_rows(first, count, fan.columns)  # (P,)
     frame = owner // boxes.shape[1]
     near, returned = (values[frame, column] for values in key_frame)  # (P, b, 3), (P, b)
     fields = torch.stack([x, y, z, yaw.cos(), yaw.sin(), *half]).flatten(1)[:, owner, None]
@@ -289,13 +286,10 @@ def ground_distance(fan: Fan, waves: Tensor) -> Tensor:
     return torch.where(fan.tangents < 0, distance, torch.inf)
 
 
-def _broadcast_waves(waves: Tensor, dims: int) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+def _broadcast_waves(waves: Tensor, dims: int) -> list[tuple[Tensor, ...]]:
     """Return kx, ky, phase and amplitude of each wave, to broadcast over (V, ...)."""
     shaped = waves.reshape(len(waves), -1, 4, *[1] * (dims - 1))
-    return [
-        (shaped[:, i, 0], shaped[:, i, 1], shaped[:, i, 2], shaped[:, i, 3])
-        for i in range(shaped.shape[1])
-    ]
+    return [wave.unbind(1) for wave in shaped.unbind(1)]
 
 
 def _poses(scene: Scene, sweeps: int) -> Tensor:

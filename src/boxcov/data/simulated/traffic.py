@@ -47,6 +47,7 @@ class Traffic:
         columns = (placed.x, placed.y, placed.yaw, placed.speed, placed.rate)
         self.state = torch.stack(columns, 1).double()  # (n, 5)
         self.road, self.crossings = street.road, crossings.double()
+        self.heading = torch.tensor(street.road.heading).double()
         self.half = outlines(street).double()  # (n, 2)
         self.half[0] = torch.tensor([1.0, 2.4])  # its outline keeps a distance at the start
         can_move = _can_move(street)
@@ -72,17 +73,16 @@ class Traffic:
 
     def _first_lines(self) -> Tensor:
         """Return the lines (m, 3): those of pedestrians as they walk, of others along a lane."""
-        heading = torch.tensor(self.road.heading).double()
         self.line = line = self.state[self.movers, :3]
-        lane = heading + (wrap_angle(line[:, 2] - heading) / (pi / 2)).round() * (pi / 2)
+        lane = self.heading + (wrap_angle(line[:, 2] - self.heading) / (pi / 2)).round() * (pi / 2)
         line[:, 2] = torch.where(self.walks, line[:, 2], lane)
         _, t, direction = self._road_position()
         centre = t.sign() * ((t.abs() / LANE).floor() + 0.5) * LANE
         # cycles keep to the edge of their lane
         centred = (self.half[self.movers, 0] > 0.8) & (direction != 0) & (t.abs() < self.road.edge)
         shift = torch.where(centred & ~self.walks, centre - t, 0.0)
-        line[:, 0] -= shift * heading.sin()
-        line[:, 1] += shift * heading.cos()
+        line[:, 0] -= shift * self.heading.sin()
+        line[:, 1] += shift * self.heading.cos()
         return line
 
     def advance(self, time: float) -> None:
@@ -134,8 +134,7 @@ class Traffic:
         nearest, which = ahead.where(ahead > 0, torch.inf).min(1)
         turns = (self.turn != 0) & ~self.walks & (direction != 0) & (nearest < 6.0)
         point = lane.gather(1, which[:, None])[:, 0]
-        across = torch.tensor(self.road.heading).double()
-        x, y = point * across.cos(), point * across.sin()
+        x, y = point * self.heading.cos(), point * self.heading.sin()
         line = torch.stack([x, y, heading + self.road.heading], 1)
         self.line[turns], self.turn[turns] = line[turns], 0.0
 
@@ -164,10 +163,9 @@ class Traffic:
 
     def _road_position(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return s, t and the direction along the road (-1, 0 or 1) of each mover."""
-        heading = torch.tensor(self.road.heading).double()
         x, y = self.state[self.movers, :2].T
-        s, t = into_axes(x, y, heading)
-        cos = (self.line[:, 2] - heading).cos()
+        s, t = into_axes(x, y, self.heading)
+        cos = (self.line[:, 2] - self.heading).cos()
         return s, t + self.road.ego, cos.sign().where(cos.abs() > 0.7, 0.0)
 
     def _acceleration(self, time: float) -> Tensor:

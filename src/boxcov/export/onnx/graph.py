@@ -57,15 +57,13 @@ def build_graph(
         run = _flat(function, inputs)
         with _exporting(), find_value_reads([*tensors, *stand_in], _HINTS) as lines:
             expected = dict(zip(function.names, run(*tensors)))
-        obstacles += [
-            f"shapes and branches must not depend on values (use torch.where, topk): {line}"
-            for line in lines
-        ]
+        advice = "shapes and branches must not depend on values (use torch.where, topk)"
+        obstacles += [f"{advice}: {line}" for line in lines]
         with _exporting():
             module = trace(run, *tensors, may_read=bool(obstacles))
         # torch.onnx itself says whether it can write the graph: this only completes the list
-        missing = missing_operators(module) if obstacles else []
-        obstacles += [f"torch.onnx has no version of {', '.join(missing)}"] if missing else []
+        if missing := missing_operators(module) if obstacles else []:
+            obstacles.append(f"torch.onnx has no version of {', '.join(missing)}")
     if obstacles:
         raise BoxcovError(
             f"{type(detector).__name__} cannot be written to ONNX (docs/guide/deploy.md says what "
@@ -99,10 +97,9 @@ def _flat(function: FrameFunction, inputs: Any) -> Callable[..., tuple[Tensor, .
 
 
 def _select_example(detector: Detector, inputs: Any) -> tuple[list[Tensor], list[str]]:
-    """Return what stands in for ``select_static()``, if that is missing, to look for more reasons.
+    """Let the boxes of the example stand in for a missing ``select_static()``.
 
-    The boxes of the example then are the detector's selection. Returned are its tensors, which
-    stand for values of the frame, and the reason.
+    So the search for reasons goes on. Return their tensors and this reason.
     """
     if type(detector).select_static is not Detector.select_static:
         return [], []

@@ -37,7 +37,11 @@ def build_model(
     with _quiet():
         model: Any = _lower(graph, inputs, names)
         _simplify(model)
-    _check_size(sum(value.const_value.nbytes for value in model.graph.initializers.values()))
+    if sum(value.const_value.nbytes for value in model.graph.initializers.values()) > LARGEST:
+        raise BoxcovError(
+            f"the graph holds more than {LARGEST / 2**30:.1f} GiB of constants, the limit of one "
+            "ONNX file: take fewer samples, or a posterior of fewer layers (--depth head)"
+        )
     model.ir_version = IR_VERSION
     model.producer_name, model.producer_version = "boxcov", __version__
     model.graph.name = "boxcov"
@@ -87,9 +91,8 @@ def _lower(graph: fx.GraphModule, inputs: Mapping[str, Tensor], names: Sequence[
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        missing = missing_operators(graph)
-        reason = f"it has no version of {', '.join(missing)}"
-        reason = reason if missing else str(cause).strip().split("\n")[0]
+        missing = ", ".join(missing_operators(graph))
+        reason = f"it has no version of {missing}" if missing else str(cause).strip().split("\n")[0]
         raise BoxcovError(
             f"torch.onnx cannot write the detector or its derivative to ONNX: {reason}"
         ) from error
@@ -117,7 +120,7 @@ def _simplify(model: Any) -> None:
             output_size_limit=_FOLDED_SIZE,
         )
         common.RemoveUnusedNodesPass()(model)
-    for one in (
+    for simplify in (
         common.RemoveUnusedFunctionsPass(),  # type: ignore[no-untyped-call]
         common.RemoveUnusedOpsetsPass(),
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
@@ -128,15 +131,7 @@ def _simplify(model: Any) -> None:
         common.NameFixPass(),
         clear,
     ):
-        one(model)
-
-
-def _check_size(size: int) -> None:
-    if size > LARGEST:
-        raise BoxcovError(
-            f"the graph holds more than {LARGEST / 2**30:.1f} GiB of constants, the limit of one "
-            "ONNX file: take fewer samples, or a posterior of fewer layers (--depth head)"
-        )
+        simplify(model)
 
 
 @contextmanager

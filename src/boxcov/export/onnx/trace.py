@@ -17,12 +17,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from boxcov.errors import BoxcovError
 
 # ONNX has one operator for each of these, so they are not decomposed.
-_WHOLE = (
-    "native_batch_norm",
-    "_native_batch_norm_legit_no_training",
-    "upsample_nearest2d",
-    "silu",
-)
+_NORMS = ("native_batch_norm", "_native_batch_norm_legit_no_training")
+_WHOLE = (*_NORMS, "upsample_nearest2d", "silu")
 # These use a shape, not values: the result is zero (also of ``empty``), one or an argument.
 _FILL_VALUE: dict[str, float] = {
     **dict.fromkeys(("zeros_like", "new_zeros", "_new_zeros_with_same_feature_meta"), 0),
@@ -66,14 +62,11 @@ def _convolution_backward(
         none = [0] * len(stride)
         gradient = convolve(grad, weight, None, stride, padding, dilation, False, none, groups)
         return gradient, None, None
-    covered = [
-        (grad.shape[2 + i] - 1) * stride[i]
-        - 2 * padding[i]
-        + dilation[i] * (weight.shape[2 + i] - 1)
-        + 1
-        for i in range(len(stride))
+    sizes = zip(inputs.shape[2:], grad.shape[2:], weight.shape[2:], stride, padding, dilation)
+    rest = [  # of the inputs, which the transposed convolution does not cover
+        size - ((out - 1) * step - 2 * pad + spacing * (kernel - 1) + 1)
+        for size, out, kernel, step, pad, spacing in sizes
     ]
-    rest = [size - part for size, part in zip(inputs.shape[2:], covered)]
     out = convolve(grad, weight, None, stride, padding, dilation, True, rest, groups)
     return out, None, None
 
@@ -136,15 +129,11 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
 def _fold_constants(module: fx.GraphModule) -> None:
     """Replace what does not depend on the inputs by its value, in place."""
     graph, values = module.graph, _constants(module)
-    folded = [
-        node
-        for node, value in values.items()
-        if isinstance(value, Tensor) and any(user not in values for user in node.users)
-    ]
-    for number, node in enumerate(folded):
-        with graph.inserting_before(node):
-            new = _constant_node(module, f"_constant{number}", values[node])
-        node.replace_all_uses_with(new, delete_user_cb=lambda user: user not in values)
+    for number, (node, value) in enumerate(values.items()):
+        if isinstance(value, Tensor) and any(user not in values for user in node.users):
+            with graph.inserting_before(node):
+                new = _constant_node(module, f"_constant{number}", value)
+            node.replace_all_uses_with(new, delete_user_cb=lambda user: user not in values)
     graph.eliminate_dead_code()
     module.delete_all_unused_submodules()
     module.recompile()

@@ -55,7 +55,6 @@ class _Operations(TorchDispatchMode):
         return out
 
     def depends(self, value: Any) -> bool:
-        """Whether a value is a tensor that depends on the inputs."""
         return isinstance(value, Tensor) and value in self._behind
 
     def add_line(self) -> None:
@@ -63,8 +62,7 @@ class _Operations(TorchDispatchMode):
         stack = traceback.extract_stack()
         for frame in reversed(stack):
             if not frame.filename.startswith((_TORCH, __file__)):
-                file = Path(frame.filename).name
-                line = f"{file}:{frame.lineno} in {frame.name}: {frame.line}"
+                line = f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}: {frame.line}"
                 line += "".join(f"; {self.hints[f.name]}" for f in stack if f.name in self.hints)
                 self.lines += [line] if line not in self.lines else []
                 return
@@ -84,10 +82,9 @@ class _Conversions(TorchFunctionMode):
 
 
 def _reads_values(func: Any, args: Any) -> bool:
-    """Whether the result's shape, or a Python number, depends on the values of tensors."""
+    """Return whether the result's shape, or a Python number, depends on the values of tensors."""
     if func is torch.ops.aten.index.Tensor:
-        return any(
-            index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
-        )
+        indices = [index for index in args[1] if index is not None]
+        return any(index.dtype in (torch.bool, torch.uint8) for index in indices)
     tags = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
     return any(tag in func.tags for tag in tags)

@@ -84,9 +84,8 @@ def export(
     named = _named_inputs(inputs, input_name)
     if signal_inputs is not None:
         named["signal_inputs"], inputs = signal_inputs, WithSignals(inputs, signal_inputs)
-    etas = None
-    if samples != "exact":
-        etas = posterior.sample(samples, torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
+    etas = None if samples == "exact" else posterior.sample(samples, generator)
     part = _static_part(detector, posterior, named)
     graph = build_graph(part, posterior, inputs, named, limits=limits, etas=etas)
     _check_selection(part, inputs, limits)
@@ -96,8 +95,8 @@ def export(
         "inputs": {name: list(value.shape) for name, value in graph.inputs.items()},
         "outputs": {name: list(value.shape) for name, value in graph.expected.items()},
     }
-    names, properties = list(graph.expected), {_KEY: to_json(metadata)}
-    content = build_model(graph.module, graph.inputs, names, properties)
+    properties = {_KEY: to_json(metadata)}
+    content = build_model(graph.module, graph.inputs, list(graph.expected), properties)
     if check:
         _compare(content, graph)
     with atomic_write(path) as temporary:
@@ -143,13 +142,11 @@ def about(path: str | Path) -> dict[str, Any]:
 
 def _named_inputs(inputs: Any, input_name: str) -> dict[str, Tensor]:
     """Return the tensors of a pytree by their keys; a single one is called ``input_name``."""
-    if isinstance(inputs, Tensor):
-        return {input_name: inputs}
-    named = {}
+    first, named = [] if isinstance(inputs, Mapping) else [input_name], {}
     for path, leaf in tree_flatten_with_path(inputs)[0]:
-        keys = [str(getattr(step, "key", getattr(step, "idx", step))) for step in path]
         if isinstance(leaf, Tensor):
-            named["_".join(keys if isinstance(inputs, Mapping) else [input_name, *keys])] = leaf
+            keys = [str(getattr(step, "key", getattr(step, "idx", step))) for step in path]
+            named["_".join([*first, *keys])] = leaf
     if not named:
         raise BoxcovError(f"inputs of type {type(inputs).__name__} hold no tensor")
     return named
@@ -172,9 +169,8 @@ def _static_part(
             f"{join_names(sorted(found))}: take detector.float().cpu()"
         )
     part = shadow(detector.static_part())
-    names = {name for name, _ in part.named_parameters()}
-    outside = [name for name in posterior.parameters if name not in names]
-    if outside:
+    names = dict(part.named_parameters())
+    if outside := [name for name in posterior.parameters if name not in names]:
         raise BoxcovError(
             f"the posterior contains {join_names(outside)}, which is not in the graph: "
             "fit a posterior of the head, the neck or the backbone"
@@ -183,8 +179,9 @@ def _static_part(
 
 
 def _method(samples: int | Literal["exact"]) -> dict[str, Any]:
-    is_exact = samples == "exact"
-    return {"method": "exact" if is_exact else "mcglm", "samples": None if is_exact else samples}
+    if samples == "exact":
+        return {"method": "exact", "samples": None}
+    return {"method": "mcglm", "samples": samples}
 
 
 def _calibrated_samples(error_model: ErrorModel | None) -> int | Literal["exact"] | None:
@@ -256,9 +253,8 @@ def _compare(content: bytes, graph: FrameGraph) -> None:
         session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         outputs = session.run(None, {name: value.numpy() for name, value in graph.inputs.items()})
     except Exception as error:  # onnxruntime's errors have no common base class
-        raise BoxcovError(
-            f"onnxruntime cannot run the graph, it was not written: {error}"
-        ) from error
+        said = f"onnxruntime cannot run the graph, it was not written: {error}"
+        raise BoxcovError(said) from error
     check_agreement(dict(zip(graph.expected, map(torch.from_numpy, outputs))), graph.expected)
 
 
