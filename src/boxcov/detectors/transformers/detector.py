@@ -47,9 +47,8 @@ class Images(nn.Module):
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         rgb = images.flip(1).round().clamp(0, 255).to("cpu", torch.uint8).permute(0, 2, 3, 1)
-        given = self.processor(
-            images=list(rgb.numpy()), return_tensors="pt", input_data_format="channels_last"
-        )
+        own = list(rgb.numpy())
+        given = self.processor(images=own, return_tensors="pt", input_data_format="channels_last")
         prepared = {"pixel_values": given["pixel_values"].to(images)}
         if "pixel_mask" in given:
             prepared["pixel_mask"] = given["pixel_mask"].to(images.device)
@@ -214,13 +213,10 @@ class QueryDetector(Detector):
     def loss(self, raw: Raw, targets: Sequence[Mapping[str, Any]]) -> Tensor:
         """Return the model's own loss (B,), each image as a batch of one."""
         sizes, losses = raw["sizes"], []
-        for b, (boxes, labels) in enumerate(
-            objects_of(targets, self.box_fields, len(self.classes), sizes)
-        ):
-            own = {
-                "class_labels": self.labels.to_model(labels),
-                "boxes": centres(boxes / sizes[b].flip(0).repeat(2)),
-            }
+        objects = objects_of(targets, self.box_fields, len(self.classes), sizes)
+        for b, (boxes, labels) in enumerate(objects):
+            relative = boxes / sizes[b].flip(0).repeat(2)
+            own = {"class_labels": self.labels.to_model(labels), "boxes": centres(relative)}
             try:
                 losses.append(self.image_loss(of_image(raw, b), [own], sizes.device))
             except ImportError as error:
@@ -244,10 +240,8 @@ def _sizes(images: Tensor) -> Tensor:
 
 def of_image(raw: Raw, b: int) -> Raw:
     """Return one image's raw outputs as a batch; ``layers`` has the batch dimension second."""
-    return {
-        name: part[:, b : b + 1] if name == "layers" else part[b : b + 1]
-        for name, part in raw.items()
-    }
+    own = slice(b, b + 1)
+    return {name: part[:, own] if name == "layers" else part[own] for name, part in raw.items()}
 
 
 def in_pixels(boxes: Tensor, sizes: Tensor) -> Tensor:
