@@ -37,9 +37,8 @@ def objects_of(
     is_sound = [_sound_boxes(boxes) & _known(labels, classes) for boxes, labels in objects]
     if bool(torch.cat(is_sound).all()):  # one synchronisation with the device for all frames
         return objects
-    frame, (boxes, labels) = next(
-        (b, pair) for b, pair in enumerate(objects) if not bool(is_sound[b].all())
-    )
+    frame = next(b for b, sound in enumerate(is_sound) if not bool(sound.all()))
+    boxes, labels = objects[frame]
     if not bool(_known(labels, classes).all()):
         raise BoxcovError(
             f"targets of frame {frame}: labels from {int(labels.min())} to {int(labels.max())}, "
@@ -54,19 +53,23 @@ def _objects(
     target: Mapping[str, Any], frame: int, fields: Sequence[str], like: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the boxes (n, D) and labels (n,) of one frame, of the right shapes."""
-    D = len(fields)
+    D, place = len(fields), f"targets of frame {frame}"
+    if not isinstance(target, Mapping):
+        raise BoxcovError(
+            f"{place}: must be a dict with boxes and labels, got a {type(target).__name__}"
+        )
     for name, shape in (("boxes", f"(n, {D})"), ("labels", "(n,)")):
-        if not isinstance(target.get(name), Tensor):
+        found = target.get(name)
+        if not isinstance(found, Tensor):
             raise BoxcovError(
-                f"targets of frame {frame}: {name} must be a tensor {shape}, "
-                f"got a {type(target.get(name)).__name__}"
+                f"{place}: {name} must be a tensor {shape}, got a {type(found).__name__}"
             )
     boxes, labels = target["boxes"].to(like), target["labels"].to(like.device).long()
     # a detector without velocities can be trained on data that has them
     widths = (D, D + 2) if tuple(fields) == SPACE else (D,)
     if boxes.dim() != 2 or boxes.shape[1] not in widths or labels.shape != boxes.shape[:1]:
         raise BoxcovError(
-            f"targets of frame {frame}: boxes must have the shape (n, {D}) for {' '.join(fields)} "
+            f"{place}: boxes must have the shape (n, {D}) for {' '.join(fields)} "
             f"and labels (n,), got {tuple(boxes.shape)} and {tuple(labels.shape)}"
         )
     return boxes[:, :D], labels
