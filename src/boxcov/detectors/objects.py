@@ -13,9 +13,12 @@ from boxcov.errors import BoxcovError, counted
 
 
 def check_images(images: Tensor, divisor: int) -> None:
-    """Raise an error unless images are (B, 3, h, w) with sides divisible by ``divisor``."""
+    """Raise unless images are floats (B, 3, h, w) with sides divisible by ``divisor``."""
+    if not isinstance(images, Tensor) or not images.is_floating_point():
+        found = images.dtype if isinstance(images, Tensor) else type(images).__name__
+        raise BoxcovError(f"images must be a tensor of floats (B, 3, h, w), got {found}")
     shape = tuple(images.shape)
-    if len(shape) != 4 or shape[1] != 3 or shape[2] % divisor or shape[3] % divisor:
+    if len(shape) != 4 or shape[1] != 3 or not all(n and n % divisor == 0 for n in shape[2:]):
         raise BoxcovError(
             f"images must be (B, 3, h, w) with sides divisible by {divisor}, "
             f"got {shape}: letterbox them"

@@ -114,7 +114,7 @@ class TinyCenter(Detector):
         scores = heat[frame, label, row, column]
         keep = [(frame == b).nonzero()[:, 0] for b in range(len(heat))]
         keep = [rows[scores[rows].topk(min(self.most, len(rows))).indices] for rows in keep]
-        order = torch.cat(keep)
+        order = torch.cat(keep) if keep else frame
         where = (frame[order], row[order], column[order])
         return Selection(frame[order], scores[order], label[order], where)
 

@@ -201,9 +201,9 @@ def test_a_limit_that_is_not_hit_gives_no_warning():
 
 
 def test_points_that_are_no_numbers_are_nowhere():
-    points = torch.tensor(
-        [[torch.nan, 0.5, 0.5, 0, 0], [torch.inf, 0.5, 0.5, 0, 0], [0.5, 0.5, 0.5, 0, 0]]
-    )
+    bad = torch.tensor([torch.nan, torch.inf, torch.nan, torch.nan, torch.inf])
+    points = torch.full((6, 5), 0.5)
+    points[:5].diagonal().copy_(bad)  # each number of a point, the intensity and the age too
     assert len(voxelise([points], VoxelGrid((0, 0, 0, 1, 1, 1), (1, 1, 1), (1, 1, 1))).points) == 1
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from boxcov.detector import Selection
 from boxcov.detectors.centerpoint.config import Config
-from boxcov.detectors.centerpoint.head import StackedMaps, TaskMaps
+from boxcov.detectors.centerpoint.network import StackedMaps, TaskMaps
 
 
 @dataclass(frozen=True)

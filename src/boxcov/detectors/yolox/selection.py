@@ -86,7 +86,7 @@ def candidates(values: Tensor, grid: Grid, config: Config) -> Candidates:
     """Return all candidates of the NMS and the best reported box that suppresses each."""
     scores, labels, images = _rank_candidates(values, grid, config)
     every = _selection(scores, labels, grid, [image.cells for image in images])
-    removed, before = [], 0
+    removed, before = [every.frame[:0]], 0
     for image in images:
         reported = image.reported.nonzero()[:, 0]
         rows = removed_by(image.pairs, reported, len(image.cells))
@@ -153,7 +153,8 @@ def scores_and_labels(values: Tensor) -> tuple[Tensor, Tensor]:
 
 def _selection(scores: Tensor, labels: Tensor, grid: Grid, cells: list[Tensor]) -> Selection:
     """Return the selection of the given cells of each image."""
-    cell = torch.cat(cells)
-    frame = torch.cat([torch.full_like(own, b) for b, own in enumerate(cells)])
+    none = labels.new_zeros(0)  # of an empty batch
+    cell = torch.cat([none, *cells])
+    frame = torch.cat([none, *(torch.full_like(own, b) for b, own in enumerate(cells))])
     where = CellIndex(frame, cell, grid.level[cell])
     return Selection(frame, scores[frame, cell], labels[frame, cell], where)
