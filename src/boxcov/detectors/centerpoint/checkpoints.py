@@ -95,8 +95,10 @@ def _load_foreign(
     if any(".feature_adapt_" in name for name in state):
         raise BoxcovError(f"{path}: boxcov does not implement deformable convolutions in the head")
     config, source = choose_config(config, framework, path, about)
-    head, features = module_name("head", framework), _point_features(state, framework)
-    facts = [Fact("framework", TITLES[framework], f"names that start with {head}.")]
+    pillars = state.get(f"{module_name('pillar encoder', framework)}.pfn_layers.0.linear.weight")
+    features = None if pillars is None or pillars.dim() != 2 else pillars.shape[1]  # per point
+    evidence = f"names that start with {module_name('head', framework)}."
+    facts = [Fact("framework", TITLES[framework], evidence)]
     if framework == "mmdet3d":
         legacy, evidence = choose_generation(legacy, about, features, path)
         facts.append(Fact("generation", GENERATIONS[legacy], evidence))
@@ -158,12 +160,6 @@ def _framework(state: State, path: Path) -> Framework:
         f"{path}: no CenterPoint that boxcov knows: looked for names that start with {prefixes}, "
         f"and found {join_names(state, 4)}"
     )
-
-
-def _point_features(state: State, framework: Framework) -> int | None:
-    """Return the numbers per point that a pillar encoder reads."""
-    weight = state.get(f"{module_name('pillar encoder', framework)}.pfn_layers.0.linear.weight")
-    return weight.shape[1] if weight is not None and weight.dim() == 2 else None
 
 
 # convert

@@ -16,7 +16,7 @@ from boxcov._torch.process_state import seeded
 from boxcov.data.augment import Augmentation
 from boxcov.detector import SIGNAL_INPUTS, Candidates, Detector, Selection, flatten_configuration
 from boxcov.detectors.centerpoint.config import Config, Pillars
-from boxcov.detectors.centerpoint.decode import boxes_of, logits_at, values_at
+from boxcov.detectors.centerpoint.decode import boxes_of, class_logits_at, values_at
 from boxcov.detectors.centerpoint.fused_network import FusedCenterPoint
 from boxcov.detectors.centerpoint.loss import MapTargets, encode, frame_losses
 from boxcov.detectors.centerpoint.network import CenterHead, Second, SecondFPN
@@ -114,7 +114,8 @@ class CenterPoint(Detector):
 
     def logits(self, raw: Raw, selection: Selection) -> Tensor:
         """Return the heat map's logit (m,) of each box's class at its cell."""
-        return logits_at(raw["tasks"], selection)
+        every = class_logits_at(raw["tasks"], selection.where)
+        return every.gather(1, selection.labels[:, None])[:, 0]
 
     def signals(self, raw: Raw, selection: Selection) -> dict[str, Tensor]:
         maps = raw.get(SIGNAL_INPUTS)

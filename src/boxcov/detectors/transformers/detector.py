@@ -217,8 +217,12 @@ class QueryDetector(Detector):
         for b, (boxes, labels) in enumerate(objects):
             relative = boxes / sizes[b].flip(0).repeat(2)
             own = {"class_labels": self.labels.to_model(labels), "boxes": centres(relative)}
+            rows = slice(b, b + 1)  # in ``layers`` the batch is the second dimension
+            image = {
+                key: part[:, rows] if key == "layers" else part[rows] for key, part in raw.items()
+            }
             try:
-                losses.append(self.image_loss(of_image(raw, b), [own], sizes.device))
+                losses.append(self.image_loss(image, [own], sizes.device))
             except ImportError as error:
                 raise BoxcovError(
                     "the losses of transformers need more packages: pip install scipy pillow "
@@ -236,12 +240,6 @@ def _at(candidates: Selection, index: Tensor) -> Selection:
 def _sizes(images: Tensor) -> Tensor:
     """Return height and width (B, 2) of images (B, 3, h, w)."""
     return torch.tensor(images.shape[2:], device=images.device).expand(len(images), 2)
-
-
-def of_image(raw: Raw, b: int) -> Raw:
-    """Return one image's raw outputs as a batch; ``layers`` has the batch dimension second."""
-    own = slice(b, b + 1)
-    return {name: part[:, own] if name == "layers" else part[own] for name, part in raw.items()}
 
 
 def in_pixels(boxes: Tensor, sizes: Tensor) -> Tensor:
