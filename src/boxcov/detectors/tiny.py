@@ -23,7 +23,7 @@ from boxcov.detector import Detector, Selection, flatten_configuration
 from boxcov.detectors.objects import objects_of
 from boxcov.detectors.signals import class_margin, finite, of_class, window, window_signals
 from boxcov.head_stages import HeadStages, LogitBranch, Stage
-from boxcov.static_selection import StaticLimits, StaticSelection, best_rows
+from boxcov.static_selection import StaticLimits, StaticSelection, best_rows, check_one_frame
 
 _BRANCHES = {"heatmap": len(CLASSES), "offset": 2, "size": 2, "rot": 2}
 _RAW_NAMES = ("reg x", "reg y", "dim w", "dim l", "rot sin", "rot cos")
@@ -122,6 +122,7 @@ class TinyCenter(Detector):
         return inputs
 
     def select_static(self, raw: Raw, limits: StaticLimits) -> StaticSelection:
+        check_one_frame(len(raw["heatmap"]))
         heat = raw["heatmap"].sigmoid()
         peaks = (heat * (F.max_pool2d(heat, 3, stride=1, padding=1) == heat))[0].flatten()
         index, count, more = best_rows(peaks, peaks > self.threshold, min(limits.boxes, self.most))
