@@ -133,6 +133,8 @@ def test_tiny(tiny, image) -> None:
     everything = TinyCenter(threshold=0.0, most=9).eval()
     assert check(everything, image, StaticLimits(boxes=4)) == 5
     assert check(tiny, torch.zeros_like(image), StaticLimits()) == 0
+    with torch.no_grad(), pytest.raises(BoxcovError, match="takes one image, got a batch of 2"):
+        tiny.select_static(tiny(image.expand(2, -1, -1, -1)), StaticLimits())
 
 
 @pytest.mark.parametrize("seed", range(20))

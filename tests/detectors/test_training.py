@@ -55,6 +55,8 @@ def test_bad_input(tmp_path) -> None:
         train(TinyCenter(), [], RECIPE)
     with pytest.raises(BoxcovError, match="steps and batch must be at least 1"):
         Recipe(steps=0)
+    with pytest.raises(BoxcovError, match="checkpoint_every must be a whole number of at least 1"):
+        train(TinyCenter(width=4), FRAMES, RECIPE, checkpoint=tmp_path / "c", checkpoint_every=0)
     (tmp_path / "c").write_text("no")
     with pytest.raises(BoxcovError, match="not a training checkpoint"):
         train(TinyCenter(), FRAMES, RECIPE, checkpoint=tmp_path / "c", resume=True)

@@ -13,9 +13,12 @@ from boxcov.errors import BoxcovError, counted
 
 
 def check_images(images: Tensor, divisor: int) -> None:
-    """Raise an error unless images are (B, 3, h, w) with sides divisible by ``divisor``."""
+    """Raise unless images are floats (B, 3, h, w) with sides divisible by ``divisor``."""
+    if not isinstance(images, Tensor) or not images.is_floating_point():
+        found = images.dtype if isinstance(images, Tensor) else type(images).__name__
+        raise BoxcovError(f"images must be a tensor of floats (B, 3, h, w), got {found}")
     shape = tuple(images.shape)
-    if len(shape) != 4 or shape[1] != 3 or shape[2] % divisor or shape[3] % divisor:
+    if len(shape) != 4 or shape[1] != 3 or not all(n and n % divisor == 0 for n in shape[2:]):
         raise BoxcovError(
             f"images must be (B, 3, h, w) with sides divisible by {divisor}, "
             f"got {shape}: letterbox them"
@@ -37,9 +40,8 @@ def objects_of(
     is_sound = [_sound_boxes(boxes) & _known(labels, classes) for boxes, labels in objects]
     if bool(torch.cat(is_sound).all()):  # one synchronisation with the device for all frames
         return objects
-    frame, (boxes, labels) = next(
-        (b, pair) for b, pair in enumerate(objects) if not bool(is_sound[b].all())
-    )
+    frame = next(b for b, sound in enumerate(is_sound) if not bool(sound.all()))
+    boxes, labels = objects[frame]
     if not bool(_known(labels, classes).all()):
         raise BoxcovError(
             f"targets of frame {frame}: labels from {int(labels.min())} to {int(labels.max())}, "
@@ -54,19 +56,23 @@ def _objects(
     target: Mapping[str, Any], frame: int, fields: Sequence[str], like: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the boxes (n, D) and labels (n,) of one frame, of the right shapes."""
-    D = len(fields)
+    D, place = len(fields), f"targets of frame {frame}"
+    if not isinstance(target, Mapping):
+        raise BoxcovError(
+            f"{place}: must be a dict with boxes and labels, got a {type(target).__name__}"
+        )
     for name, shape in (("boxes", f"(n, {D})"), ("labels", "(n,)")):
-        if not isinstance(target.get(name), Tensor):
+        found = target.get(name)
+        if not isinstance(found, Tensor):
             raise BoxcovError(
-                f"targets of frame {frame}: {name} must be a tensor {shape}, "
-                f"got a {type(target.get(name)).__name__}"
+                f"{place}: {name} must be a tensor {shape}, got a {type(found).__name__}"
             )
     boxes, labels = target["boxes"].to(like), target["labels"].to(like.device).long()
     # a detector without velocities can be trained on data that has them
     widths = (D, D + 2) if tuple(fields) == SPACE else (D,)
     if boxes.dim() != 2 or boxes.shape[1] not in widths or labels.shape != boxes.shape[:1]:
         raise BoxcovError(
-            f"targets of frame {frame}: boxes must have the shape (n, {D}) for {' '.join(fields)} "
+            f"{place}: boxes must have the shape (n, {D}) for {' '.join(fields)} "
             f"and labels (n,), got {tuple(boxes.shape)} and {tuple(labels.shape)}"
         )
     return boxes[:, :D], labels

@@ -102,18 +102,14 @@ def class_signals(logits: Tensor, number: Tensor, background: int | None = None)
 
 
 def window(
-    row: Tensor, column: Tensor, height: int | Tensor, width: int | Tensor, reach: int = 1
+    row: Tensor, column: Tensor, height: int | Tensor, width: int | Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return rows and columns (m, n) of the windows, clamped to the map, and which lie in it.
+    """Return rows and columns (m, 9) of the 3 x 3 windows, clamped to the map, and which lie in it.
 
     height, width: of the map, or (m, 1) of each box's map.
     """
-    steps = range(-reach, reach + 1)
-    down = constant(tuple(i for i in steps for _ in steps), row.device)
-    rows, columns = (
-        row[:, None] + down,
-        column[:, None] + constant((*steps,) * len(steps), row.device),
-    )
+    rows = row[:, None] + constant((-1, -1, -1, 0, 0, 0, 1, 1, 1), row.device)
+    columns = column[:, None] + constant((-1, 0, 1) * 3, row.device)
     near_rows, near_columns = _clamp(rows, height), _clamp(columns, width)
     return near_rows, near_columns, (rows == near_rows) & (columns == near_columns)
 

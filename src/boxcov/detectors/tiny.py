@@ -23,11 +23,11 @@ from boxcov.detector import Detector, Selection, flatten_configuration
 from boxcov.detectors.objects import objects_of
 from boxcov.detectors.signals import class_margin, finite, of_class, window, window_signals
 from boxcov.head_stages import HeadStages, LogitBranch, Stage
-from boxcov.static_selection import StaticLimits, StaticSelection, best_rows
+from boxcov.static_selection import StaticLimits, StaticSelection, best_rows, check_one_frame
 
 _BRANCHES = {"heatmap": len(CLASSES), "offset": 2, "size": 2, "rot": 2}
 _RAW_NAMES = ("reg x", "reg y", "dim w", "dim l", "rot sin", "rot cos")
-_SPREAD_NAMES = ("x", "y", "w", "l", "sin", "cos")
+_FIELDS = ("x", "y", "w", "l", "sin", "cos")
 Raw = dict[str, Tensor]
 
 
@@ -122,6 +122,7 @@ class TinyCenter(Detector):
         return inputs
 
     def select_static(self, raw: Raw, limits: StaticLimits) -> StaticSelection:
+        check_one_frame(len(raw["heatmap"]))
         heat = raw["heatmap"].sigmoid()
         peaks = (heat * (F.max_pool2d(heat, 3, stride=1, padding=1) == heat))[0].flatten()
         index, count, more = best_rows(peaks, peaks > self.threshold, min(limits.boxes, self.most))
@@ -149,12 +150,10 @@ class TinyCenter(Detector):
         )
         around = torch.cat(values, 2)  # (m, 9, 6)
         centre = (around[:, :, :2] + torch.stack([columns, rows], 2)) * self.cell
-        logits = of_class(heat, selection.labels)
+        compared = torch.cat([centre, around[:, :, 2:]], 2)
         return finite(
             {
-                **window_signals(
-                    logits, torch.cat([centre, around[:, :, 2:]], 2), inside, _SPREAD_NAMES
-                ),
+                **window_signals(of_class(heat, selection.labels), compared, inside, _FIELDS),
                 **dict(zip(_RAW_NAMES, around[:, 4].unbind(1))),
                 "class margin": class_margin(heat[:, 4], selection.labels),
             }
@@ -164,12 +163,9 @@ class TinyCenter(Detector):
         frame, row, column = selection.where
         chains: list[Any] = [self.head.branches[name] for name in ("offset", "size", "rot")]
         heat: Any = self.head.branches["heatmap"]
-
         return HeadStages(
             raw["features"],
-            frame,
-            row,
-            column,
+            *(frame, row, column),
             kind=torch.zeros_like(row),
             stem=(_stage([self.head.shared]),),
             branches=(_stage(chains), Stage((tuple(chain[3] for chain in chains),))),
@@ -263,18 +259,11 @@ def train(
     >>> detector.training
     False
     """
-    from boxcov.data import batched
-
     generator = torch.Generator().manual_seed(seed)
     optimiser = torch.optim.Adam(detector.parameters(), rate)
-    items = [
-        (inputs, detector.encode(targets, torch.zeros(1, 2, 32, 32)))
-        for inputs, targets in batched(frames, 1)
-    ]
+    items = [(x, detector.encode(targets, torch.zeros(1, 2, 32, 32))) for x, targets in frames]
     images = torch.cat([inputs for inputs, _ in items])
-    encoded = [
-        torch.cat([getattr(e, name) for _, e in items]) for name in ("heat", "mask", "values")
-    ]
+    encoded = [torch.cat([getattr(e, n) for _, e in items]) for n in ("heat", "mask", "values")]
     steps = epochs * -(-len(images) // batch)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=steps)
     detector.train()

@@ -23,7 +23,7 @@ from boxcov._torch.modules import move
 from boxcov.data.augment import Augmentation
 from boxcov.data.sequence import merge
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, check_whole
 
 Progress = Callable[[int, int, float], None]
 _KEY = "boxcov.training"
@@ -68,6 +68,7 @@ def train(
     """
     if not len(frames):
         raise BoxcovError("the data set is empty: training needs at least one frame")
+    check_whole("checkpoint_every", checkpoint_every)
     device = next(detector.parameters()).device
     optimiser = torch.optim.AdamW(
         detector.parameters(),

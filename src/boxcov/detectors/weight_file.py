@@ -115,8 +115,7 @@ def check_fit(
     stored = tensors if stored is None else stored
     # a frozen network does not need the number of batches that a norm has seen; old files lack it
     needed = [name for name in shapes if not name.endswith("num_batches_tracked")]
-    found = {name: tuple(tensors[name].shape) for name in shapes if name in tensors}
-    other = [name for name in found if found[name] != shapes[name]]
+    other = [name for name in shapes if name in tensors and tensors[name].shape != shapes[name]]
     wrong = [f"{name} {tuple(stored[name].shape)} for {shapes[name]}" for name in other]
     missing = [name for name in needed if name not in tensors]
     refuse_differences(misfit, missing, sorted(set(tensors) - set(shapes)), wrong)

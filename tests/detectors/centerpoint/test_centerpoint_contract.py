@@ -214,6 +214,11 @@ def test_no_boxes_above_the_threshold():
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
+        ([torch.zeros(3, 5).numpy()], "frame 0: points must be a tensor .* got ndarray"),
+        (
+            [torch.zeros(3, 5).int()],
+            "points must be a tensor of floats .* got torch.int32",
+        ),
         ([torch.zeros(3, 4)], r"frame 0: points must have the shape \(N, 5\).*got \(3, 4\)"),
         ([], "at least one frame"),
         (torch.zeros(3, 5), "a list with one tensor"),

@@ -201,9 +201,9 @@ def test_a_limit_that_is_not_hit_gives_no_warning():
 
 
 def test_points_that_are_no_numbers_are_nowhere():
-    points = torch.tensor(
-        [[torch.nan, 0.5, 0.5, 0, 0], [torch.inf, 0.5, 0.5, 0, 0], [0.5, 0.5, 0.5, 0, 0]]
-    )
+    bad = torch.tensor([torch.nan, torch.inf, torch.nan, torch.nan, torch.inf])
+    points = torch.full((6, 5), 0.5)
+    points[:5].diagonal().copy_(bad)  # each number of a point, the intensity and the age too
     assert len(voxelise([points], VoxelGrid((0, 0, 0, 1, 1, 1), (1, 1, 1), (1, 1, 1))).points) == 1
 
 
@@ -335,6 +335,8 @@ def test_chunks_of_patches_give_the_same_numbers_and_factors(monkeypatch):
     [
         ({"dense": Dense(widths=(4, 6))}, "must have one length"),
         ({"dense": Dense(up_strides=(1, 1, 2))}, "maps differ in size"),
+        ({"dense": Dense(up_strides=(0, 1, 2))}, r"no .* up_strides \(\(0, 1, 2\)\) may be 0"),
+        ({"voxel_size": (0.0, 0.2, 8.0)}, r"no voxel_size \(\(0.0, 0.2, 8.0\)\)"),
         ({"voxel_size": (0.3, 0.3, 8.0)}, "not divisible by the stride 8"),
         ({"reporting": Reporting(nms="circle"), "tasks": (("car",),)}, "1 tasks, but 6 radii"),
     ],

@@ -139,6 +139,7 @@ def test_invalid_folders_are_refused(tmp_path: Path) -> None:
             r"its architectures are \['LlamaForCausalLM'\]; supported are Detr",
         ),
         (changed(lambda p: edited(p, architectures=None)), "its architectures are None"),
+        (changed(lambda p: edited(p, architectures=[["X"]])), r"its architectures are \[\['X'\]\]"),
         (
             changed(lambda p: (p / weights).rename(p / "pytorch_model.bin")),
             "no safetensors file; pickled weights are not read",

@@ -195,3 +195,5 @@ def test_as_many_targets_as_images() -> None:
     detector = small()
     with pytest.raises(BoxcovError, match="2 frames in the batch, but targets for 1"):
         detector.loss(detector(images(2)), [objects(1)])
+    with pytest.raises(BoxcovError, match="frame 0: must be a dict with boxes and labels, got a s"):
+        detector.loss(detector(images(2)), objects(1))

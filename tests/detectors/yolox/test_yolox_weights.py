@@ -234,6 +234,10 @@ def test_names_and_settings_out_of_range() -> None:
 
 
 def test_images_of_a_wrong_shape_are_refused() -> None:
-    for shape in ((1, 3, 60, 64), (1, 1, 64, 64), (3, 64, 64)):
+    for shape in ((1, 3, 60, 64), (1, 3, 0, 64), (1, 1, 64, 64), (3, 64, 64)):
         with pytest.raises(BoxcovError, match="sides divisible by 32"):
             small()(torch.zeros(shape, dtype=torch.float64))
+    whole = torch.zeros(1, 3, 64, 64, dtype=torch.uint8)
+    for given, found in ((whole, "torch.uint8"), ([whole], "list"), (whole.numpy(), "ndarray")):
+        with pytest.raises(BoxcovError, match=f"must be a tensor of floats .* got {found}"):
+            small()(given)

@@ -87,8 +87,6 @@ def _load_foreign(
 ) -> CenterPoint:
     """Return the network of another framework's checkpoint."""
     framework = _framework(state, path)
-    head = module_name("head", framework)
-    facts = [Fact("framework", TITLES[framework], f"names that start with {head}.")]
     if framework != "mmdet3d" and legacy is not None:
         raise BoxcovError(
             f"{path}: legacy is about mmdetection3d, and this is a checkpoint of "
@@ -97,7 +95,10 @@ def _load_foreign(
     if any(".feature_adapt_" in name for name in state):
         raise BoxcovError(f"{path}: boxcov does not implement deformable convolutions in the head")
     config, source = choose_config(config, framework, path, about)
-    features = _point_features(state, framework)
+    pillars = state.get(f"{module_name('pillar encoder', framework)}.pfn_layers.0.linear.weight")
+    features = None if pillars is None or pillars.dim() != 2 else pillars.shape[1]  # per point
+    evidence = f"names that start with {module_name('head', framework)}."
+    facts = [Fact("framework", TITLES[framework], evidence)]
     if framework == "mmdet3d":
         legacy, evidence = choose_generation(legacy, about, features, path)
         facts.append(Fact("generation", GENERATIONS[legacy], evidence))
@@ -132,14 +133,12 @@ def save(detector: CenterPoint, path: str | Path) -> None:
 
 def _path(path_or_name: str | Path) -> Path:
     """Return the file of a checkpoint; small is in the package, pillar in a checkout."""
-    checkout = Path(__file__).parents[4] / "weights"
+    name, checkout = str(path_or_name), Path(__file__).parents[4] / "weights"
     named = {"small": (_WEIGHTS,), "pillar": (checkout, Path("weights"))}
-    name, places = str(path_or_name), [Path(path_or_name)]
-    if name in named:
-        places = [folder / f"{name}.safetensors" for folder in named[name]]
-    found = next((path for path in places if path.is_file()), None)
-    if found is not None:
-        return found
+    places = [folder / f"{name}.safetensors" for folder in named.get(name, ())] or [Path(name)]
+    for path in places:
+        if path.is_file():
+            return path
     if name in named:
         raise BoxcovError(
             f"{places[0]}: the weights of {name} are not in this installation: give the path of a "
@@ -161,12 +160,6 @@ def _framework(state: State, path: Path) -> Framework:
         f"{path}: no CenterPoint that boxcov knows: looked for names that start with {prefixes}, "
         f"and found {join_names(state, 4)}"
     )
-
-
-def _point_features(state: State, framework: Framework) -> int | None:
-    """Return the numbers per point that a pillar encoder reads."""
-    weight = state.get(f"{module_name('pillar encoder', framework)}.pfn_layers.0.linear.weight")
-    return weight.shape[1] if weight is not None and weight.dim() == 2 else None
 
 
 # convert
@@ -206,11 +199,9 @@ def _fold_bias(tensors: dict[str, Tensor], layer: LayerNames) -> bool:
 
     A bias of another shape stays and is reported as surplus.
     """
-    if layer.foreign_norm is None:
-        return False
     key, mean_key = f"{layer.foreign}.bias", f"{layer.foreign_norm}.running_mean"
     bias, mean = tensors.get(key), tensors.get(mean_key)
-    if bias is None or mean is None or bias.shape != mean.shape:
+    if not layer.has_norm or bias is None or mean is None or bias.shape != mean.shape:
         return False
     tensors[mean_key] = mean.float() - tensors.pop(key).float()
     return True
@@ -224,7 +215,7 @@ def _kernel_layout(detector: CenterPoint, state: State, names: list[LayerNames])
         if isinstance(module, SparseConv) and tensor is not None and tensor.dim() == 5:
             for order in _LAYOUTS:
                 votes[order] += tensor.permute(order).shape == module.kernel_shape
-    return max(votes, key=lambda order: votes[order])
+    return max(votes, key=votes.__getitem__)
 
 
 def _convert_weight(
@@ -239,10 +230,9 @@ def _convert_weight(
     if isinstance(module, SparseConv):
         fits = tensor.dim() == 5 and tensor.permute(order).shape == module.kernel_shape
         return tensor.permute(order).flatten(1) if fits else tensor
-    is_upsampling = "deblocks" in layer.own and isinstance(module, torch.nn.Conv2d)
-    if framework == "openpcdet" and is_upsampling and module.stride == (1, 1):
-        # OpenPCDet writes this convolution as a transposed one
-        return tensor.transpose(0, 1) if tensor.dim() == 4 else tensor
+    is_same_size = isinstance(module, torch.nn.Conv2d) and module.stride == (1, 1)
+    if framework == "openpcdet" and "deblocks" in layer.own and is_same_size and tensor.dim() == 4:
+        return tensor.transpose(0, 1)  # OpenPCDet writes this convolution as a transposed one
     return tensor
 
 

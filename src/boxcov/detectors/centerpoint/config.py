@@ -181,6 +181,10 @@ class Config:
     def _check_counts(self) -> None:
         """Raise if a number of layers, cells or boxes is out of range."""
         dense, rules = self.dense, self.reporting
+        if 0 in (*self.voxel_size, *dense.up_strides):
+            raise BoxcovError(
+                f"no voxel_size ({self.voxel_size}) or up_strides ({dense.up_strides}) may be 0"
+            )
         widths = (*dense.widths, *dense.up_widths, *self.encoder.widths, *dense.strides)
         ranges = {
             "number of blocks": (len(dense.widths), 1, MAX_LAYERS),

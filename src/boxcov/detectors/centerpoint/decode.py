@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from boxcov.detector import Selection
 from boxcov.detectors.centerpoint.config import Config
-from boxcov.detectors.centerpoint.head import StackedMaps, TaskMaps
+from boxcov.detectors.centerpoint.network import StackedMaps, TaskMaps
 
 
 @dataclass(frozen=True)
@@ -59,12 +58,6 @@ def _columns(maps: Sequence[Tensor], at: CellIndex) -> Tensor:
     # no copy if the channels come last, as they do behind the encoder
     rows = (each.permute(0, 2, 3, 1).flatten(0, 2) for each in maps)
     return torch.cat([each.index_select(0, cell) for each in rows], 1)
-
-
-def logits_at(tasks: Sequence[TaskMaps], selection: Selection) -> Tensor:
-    """Return the heat map's logit (m,) of each instance's class at its cell."""
-    every = class_logits_at(tasks, selection.where)
-    return every.gather(1, selection.labels[:, None])[:, 0]
 
 
 def boxes_of(values: Mapping[str, Tensor], row: Tensor, column: Tensor, config: Config) -> Tensor:

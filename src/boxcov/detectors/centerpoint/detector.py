@@ -16,13 +16,12 @@ from boxcov._torch.process_state import seeded
 from boxcov.data.augment import Augmentation
 from boxcov.detector import SIGNAL_INPUTS, Candidates, Detector, Selection, flatten_configuration
 from boxcov.detectors.centerpoint.config import Config, Pillars
-from boxcov.detectors.centerpoint.decode import boxes_of, logits_at, values_at
+from boxcov.detectors.centerpoint.decode import boxes_of, class_logits_at, values_at
 from boxcov.detectors.centerpoint.fused_network import FusedCenterPoint
-from boxcov.detectors.centerpoint.head import CenterHead
 from boxcov.detectors.centerpoint.loss import MapTargets, encode, frame_losses
+from boxcov.detectors.centerpoint.network import CenterHead, Second, SecondFPN
 from boxcov.detectors.centerpoint.pillar_encoder import PillarEncoder
 from boxcov.detectors.centerpoint.point_signals import point_maps
-from boxcov.detectors.centerpoint.second import Second, SecondFPN
 from boxcov.detectors.centerpoint.selection import candidates, select, select_static
 from boxcov.detectors.centerpoint.signals import signals
 from boxcov.detectors.centerpoint.voxel_encoder import VoxelEncoder
@@ -63,8 +62,8 @@ class CenterPoint(Detector):
         self.provenance: tuple[Fact, ...] = ()  # what ``load`` understood of a checkpoint
         self.box_fields, self.classes = config.box_fields, config.classes
         with seeded(seed):
-            is_pillars = isinstance(config.encoder, Pillars)
-            self.encoder = PillarEncoder(config) if is_pillars else VoxelEncoder(config)
+            encoder = PillarEncoder if isinstance(config.encoder, Pillars) else VoxelEncoder
+            self.encoder = encoder(config)
             self.backbone = Second(config.bev_channels, config.dense)
             self.neck = SecondFPN(config.dense)
             self.head = CenterHead(config)
@@ -115,7 +114,8 @@ class CenterPoint(Detector):
 
     def logits(self, raw: Raw, selection: Selection) -> Tensor:
         """Return the heat map's logit (m,) of each box's class at its cell."""
-        return logits_at(raw["tasks"], selection)
+        every = class_logits_at(raw["tasks"], selection.where)
+        return every.gather(1, selection.labels[:, None])[:, 0]
 
     def signals(self, raw: Raw, selection: Selection) -> dict[str, Tensor]:
         maps = raw.get(SIGNAL_INPUTS)
@@ -181,13 +181,12 @@ class CenterPoint(Detector):
         for task, maps in enumerate(raw["tasks"]):
             heat = torch.bernoulli(maps["heatmap"].sigmoid(), generator=generator)
             frame, label, row, column = heat.nonzero(as_tuple=True)
+            label = label + self.config.first_class(task)
             at = [maps[name][frame, :, row, column] for name in self.config.branches]
-            noise = torch.empty_like(torch.cat(at, 1)).normal_(generator=generator)
-            first = self.config.first_class(task)
+            drawn = torch.cat(at, 1)
             heats.append(heat)
-            place = (torch.full_like(frame, task), frame, label + first, row, column)
-            places.append(torch.stack(place))
-            values.append(torch.cat(at, 1) + noise)
+            places.append(torch.stack([torch.full_like(frame, task), frame, label, row, column]))
+            values.append(drawn + torch.empty_like(drawn).normal_(generator=generator))
         sizes = tuple(len(classes) for classes in self.config.tasks)
         tasks, frame, label, row, column = torch.cat(places, 1)
         heat = torch.cat(heats, 1)

@@ -36,6 +36,13 @@ _MODULES = {
     "reg": ("reg", "reg", "center"),
     "height": ("height", "height", "center_z"),
 }
+# Of the sparse encoder: the last convolution, those into a stage (mmdetection3d has them at the end
+# of the stage before), the residual blocks of a stage, and how many layers come before these.
+_SPARSE: dict[Framework, tuple[str, str, str, int]] = {
+    "mmdet3d": ("conv_out", "encoder_layers.encoder_layer{0}.2", "encoder_layers.encoder_layer", 0),
+    "det3d": ("extra_conv", "conv{1}", "conv", 3),
+    "openpcdet": ("conv_out", "conv{1}.0", "conv", 1),
+}
 _NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
 
@@ -94,30 +101,17 @@ def layer_names(config: Config, framework: Framework) -> Iterator[LayerNames]:
 
 def _sparse(framework: Framework) -> Iterator[LayerNames]:
     root = module_name("sparse encoder", framework)
-    for stage in range(5):
-        own = f"encoder.stages.{stage}"
-        yield LayerNames(f"{own}.conv", f"{root}.{_into_stage(stage, framework)}.0")
-        for j in range(0 if stage == 4 else 2):
-            block = f"{root}.{_residual(stage, j, framework)}"
+    last, strided, folder, before = _SPARSE[framework]
+    yield LayerNames("encoder.stages.0.conv", f"{root}.conv_input.0")
+    for stage in range(4):
+        own, first = f"encoder.stages.{stage}", before if stage else 0
+        if stage:
+            yield LayerNames(f"{own}.conv", f"{root}.{strided.format(stage, stage + 1)}.0")
+        for j in (0, 1):
+            block = f"{root}.{folder}{stage + 1}.{first + j}"
             yield LayerNames(f"{own}.blocks.{j}.conv1", f"{block}.conv1")
             yield LayerNames(f"{own}.blocks.{j}.conv2", f"{block}.conv2")
-
-
-def _into_stage(stage: int, framework: Framework) -> str:
-    if stage == 0:
-        return "conv_input"
-    if stage == 4:
-        return "extra_conv" if framework == "det3d" else "conv_out"
-    if framework == "mmdet3d":  # the strided convolution is the end of the stage before
-        return f"encoder_layers.encoder_layer{stage}.2"
-    return f"conv{stage + 1}" if framework == "det3d" else f"conv{stage + 1}.0"
-
-
-def _residual(stage: int, j: int, framework: Framework) -> str:
-    if framework == "mmdet3d":
-        return f"encoder_layers.encoder_layer{stage + 1}.{j}"
-    before = 0 if stage == 0 else 3 if framework == "det3d" else 1  # of the strided convolution
-    return f"conv{stage + 1}.{before + j}"
+    yield LayerNames("encoder.stages.4.conv", f"{root}.{last}.0")
 
 
 def _dense(config: Config, framework: Framework) -> Iterator[LayerNames]:

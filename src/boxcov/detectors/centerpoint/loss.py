@@ -10,7 +10,7 @@ from torch import Tensor
 
 from boxcov.detectors.boxes import box_corners
 from boxcov.detectors.centerpoint.config import Config, Loss
-from boxcov.detectors.centerpoint.head import TaskMaps
+from boxcov.detectors.centerpoint.network import TaskMaps
 from boxcov.detectors.centerpoint.voxels import rank_among_equals
 from boxcov.detectors.objects import objects_of
 

@@ -13,7 +13,7 @@ from boxcov.detector import Candidates, Selection
 from boxcov.detectors.boxes import rotated_iou
 from boxcov.detectors.centerpoint.config import Config
 from boxcov.detectors.centerpoint.decode import CellIndex, boxes_of, values_at
-from boxcov.detectors.centerpoint.head import StackedMaps, TaskMaps
+from boxcov.detectors.centerpoint.network import StackedMaps, TaskMaps
 from boxcov.detectors.centerpoint.voxels import numbers_like
 from boxcov.detectors.nms import (
     Pairs,

@@ -11,7 +11,7 @@ from boxcov._torch.layers import at_least_float32
 from boxcov.detector import Selection
 from boxcov.detectors.centerpoint.config import Config
 from boxcov.detectors.centerpoint.decode import CellIndex, boxes_of, class_logits_at, values_at
-from boxcov.detectors.centerpoint.head import TaskMaps
+from boxcov.detectors.centerpoint.network import TaskMaps
 from boxcov.detectors.centerpoint.point_signals import point_signals
 from boxcov.detectors.signals import (
     TINY,

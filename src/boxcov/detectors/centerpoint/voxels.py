@@ -119,6 +119,7 @@ def _cell_numbers(points: Tensor, frame: Tensor, grid: VoxelGrid) -> tuple[Tenso
     if grid.any_height:
         at[:, 2] = torch.where(at[:, 2].isfinite(), 0, at[:, 2])
     inside = ((at >= 0) & (at < numbers_like(points, grid.shape))).all(1)  # False for a NaN
+    inside = inside & points[:, 3:].isfinite().all(1)  # one NaN would spread over the map
     return ((frame * nz + at[:, 2].long()) * ny + at[:, 1].long()) * nx + at[:, 0].long(), inside
 
 
@@ -148,6 +149,9 @@ def check_clouds(clouds: Sequence[Tensor]) -> Sequence[Tensor]:
             "inputs must be a list with one tensor of points (N, 5) per frame, at least one frame"
         )
     for i, cloud in enumerate(clouds):
+        if not isinstance(cloud, Tensor) or not cloud.is_floating_point():
+            found = cloud.dtype if isinstance(cloud, Tensor) else type(cloud).__name__
+            raise BoxcovError(f"frame {i}: points must be a tensor of floats (N, 5), got {found}")
         if cloud.dim() != 2 or cloud.shape[1] != 5:
             raise BoxcovError(
                 f"frame {i}: points must have the shape (N, 5) for x y z intensity dt, "

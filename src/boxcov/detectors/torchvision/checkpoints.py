@@ -66,8 +66,8 @@ def load(
     """
     name, _, path = which.partition(":")
     models = import_package("torchvision.models")
-    known = [n for n in models.list_models(module=models.detection) if "mask" not in n]
-    known = [n for n in known if "keypoint" not in n]
+    every = models.list_models(module=models.detection)
+    known = [n for n in every if "mask" not in n and "keypoint" not in n]
     if name not in known:
         hint = did_you_mean(name, known)
         raise BoxcovError(f"torchvision has no detector {name!r}{hint}: give {', '.join(known)}")
@@ -93,9 +93,8 @@ def load(
             BoxcovWarning,
             stacklevel=2,
         )
-    return wrap(
-        model.eval(), names if count == len(names) else None, classes, threshold, images="coco"
-    )
+    known_names = names if count == len(names) else None
+    return wrap(model.eval(), known_names, classes, threshold, images="coco")
 
 
 def _download(build: Any, name: str, weights: Any) -> nn.Module:

@@ -42,11 +42,8 @@ class AnchorDetector(TorchvisionDetector):
     def run(self, images: Any) -> Raw:
         features = self.maps(images)
         levels = list(features.values())
-        return {
-            "features": features,
-            **self.model.head(levels),
-            "anchors": torch.stack(self.model.anchor_generator(images, levels)),
-        }
+        anchors = torch.stack(self.model.anchor_generator(images, levels))
+        return {"features": features, **self.model.head(levels), "anchors": anchors}
 
     def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
         return {"head": self.model.head, **self.below()}
@@ -70,12 +67,8 @@ class AnchorDetector(TorchvisionDetector):
         """Return groups of indices into the flattened scores, for the top-k before NMS."""
 
     @abstractmethod
-    def box_layers(self, level: int) -> nn.Module:
-        """Return the layers that compute the regression values of a level."""
-
-    @abstractmethod
-    def class_layers(self, level: int) -> nn.Module:
-        """Return the layers that compute the class logits of a level."""
+    def layers(self, level: int) -> tuple[nn.Module, nn.Module]:
+        """Return the layers of a level that compute the regression values and the class logits."""
 
     def report(self, raw: Raw, b: int) -> Reported:
         from torchvision.ops.boxes import batched_nms
@@ -90,9 +83,8 @@ class AnchorDetector(TorchvisionDetector):
             best.append(score)
         anchor, number, boxes = self._at_places(raw, b, torch.cat(places), scores.shape[1])
         score = torch.cat(best)
-        kept = batched_nms(boxes, score, number, self.model.nms_thresh)[
-            : self.model.detections_per_img
-        ]
+        kept = batched_nms(boxes, score, number, self.model.nms_thresh)
+        kept = kept[: self.model.detections_per_img]
         return anchor[kept], number[kept], score[kept]
 
     def _at_places(
@@ -110,29 +102,23 @@ class AnchorDetector(TorchvisionDetector):
 
     def select_static(self, raw: Raw, limits: StaticLimits) -> StaticSelection:
         check_one_frame(len(raw["sizes"]))
-        scores, most = self.scores(raw, 0), self.model.topk_candidates
+        model, scores = self.model, self.scores(raw, 0)
+        classes, flat = scores.shape[1], scores.flatten()
         best = [
-            group[scores.flatten()[group].topk(min(most, len(group))).indices]
-            for group in self.groups(raw, scores.shape[1])
+            group[flat[group].topk(min(model.topk_candidates, len(group))).indices]
+            for group in self.groups(raw, classes)
         ]
         place = torch.cat(best)
-        score = scores.flatten()[place]
-        anchor, number, boxes = self._at_places(raw, 0, place, scores.shape[1])
+        score = flat[place]
+        anchor, number, boxes = self._at_places(raw, 0, place, classes)
         labels = self.labels.of_model(number, self.count())
+        above, reported = score > model.score_thresh, self.is_reported(labels, score)
         return static_selection(
-            ScoredBoxes(
-                score,
-                boxes,
-                anchor,
-                number,
-                labels,
-                above=score > self.model.score_thresh,
-                reported=self.is_reported(labels, score),
-            ),
+            ScoredBoxes(score, boxes, anchor, number, labels, above, reported),
             limits,
             counts=self.level_counts(raw),
-            overlap=self.model.nms_thresh,
-            max_boxes=self.model.detections_per_img,
+            overlap=model.nms_thresh,
+            max_boxes=model.detections_per_img,
         )
 
     def regression_of(self, raw: Raw, selection: Selection) -> tuple[Tensor, Tensor]:
@@ -175,10 +161,8 @@ class AnchorDetector(TorchvisionDetector):
         self, raw: Raw, selection: Selection, with_logit: bool = False
     ) -> list[InstanceGroup] | None:
         """Return one group per level, each box on its crop; None if a norm mixes the map."""
-        if any(
-            isinstance(module, (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm2d))
-            for module in self.model.head.modules()
-        ):
+        mixing = (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm2d)
+        if any(isinstance(module, mixing) for module in self.model.head.modules()):
             return None
         groups = selection.where.level_groups(len(raw["features"]))
         return [self._group(raw, selection, index, n, with_logit) for n, index in enumerate(groups)]
@@ -199,21 +183,19 @@ class AnchorDetector(TorchvisionDetector):
             return each[torch.arange(len(out), device=out.device), which]
 
         def run() -> Tensor:
-            values = at_cell(self.box_layers(level))
+            box_layers, class_layers = self.layers(level)
+            values = at_cell(box_layers)
             boxes = self.in_images(values, raw["anchors"][frame, anchor], raw, frame)
             if not with_logit:
                 return boxes
-            logits = self.score_logit(at_cell(self.class_layers(level)), number)
+            logits = self.score_logit(at_cell(class_layers), number)
             return torch.cat([boxes, logits.unsqueeze(1)], 1)
 
         return index, run
 
     def outputs_of(self, raw: Raw, b: int) -> dict[str, Tensor]:
-        return {
-            name: raw[name][b : b + 1]
-            for name in ("cls_logits", "bbox_regression", "bbox_ctrness")
-            if name in raw
-        }
+        names = ("cls_logits", "bbox_regression", "bbox_ctrness")
+        return {name: raw[name][b : b + 1] for name in names if name in raw}
 
 
 def reach(layers: nn.Module) -> int:
@@ -245,13 +227,9 @@ class RetinaNet(AnchorDetector):
     def score_logit(self, logits: Tensor, number: Tensor) -> Tensor:
         return logits.gather(1, number.unsqueeze(1))[:, 0]
 
-    def box_layers(self, level: int) -> nn.Module:
-        head = self.model.head.regression_head
-        return nn.Sequential(head.conv, head.bbox_reg)
-
-    def class_layers(self, level: int) -> nn.Module:
-        head = self.model.head.classification_head
-        return nn.Sequential(head.conv, head.cls_logits)
+    def layers(self, level: int) -> tuple[nn.Module, nn.Module]:
+        box, named = self.model.head.regression_head, self.model.head.classification_head
+        return nn.Sequential(box.conv, box.bbox_reg), nn.Sequential(named.conv, named.cls_logits)
 
     def image_loss(self, raw: Raw, b: int, target: dict[str, Tensor]) -> dict[str, Tensor]:
         return self.model.compute_loss([target], self.outputs_of(raw, b), [raw["anchors"][b]])
@@ -308,18 +286,15 @@ class SSD(AnchorDetector):
     def score_logit(self, logits: Tensor, number: Tensor) -> Tensor:
         return softmax_logit(logits, number)
 
-    def box_layers(self, level: int) -> nn.Module:
-        return nn.Sequential(self.model.head.regression_head.module_list[level])
-
-    def class_layers(self, level: int) -> nn.Module:
-        return nn.Sequential(self.model.head.classification_head.module_list[level])
+    def layers(self, level: int) -> tuple[nn.Module, nn.Module]:
+        box, named = self.model.head.regression_head, self.model.head.classification_head
+        return nn.Sequential(box.module_list[level]), nn.Sequential(named.module_list[level])
 
     def image_loss(self, raw: Raw, b: int, target: dict[str, Tensor]) -> dict[str, Tensor]:
         from torchvision.ops.boxes import box_iou
 
         anchors = raw["anchors"][b]
+        matched = torch.full((len(anchors),), -1, device=anchors.device)
         if len(target["labels"]):
             matched = self.model.proposal_matcher(box_iou(target["boxes"], anchors))
-        else:
-            matched = torch.full((len(anchors),), -1, device=anchors.device)
         return self.model.compute_loss([target], self.outputs_of(raw, b), [anchors], [matched])

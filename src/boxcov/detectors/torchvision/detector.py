@@ -90,11 +90,9 @@ class TorchvisionDetector(Detector):
         """Return the model's losses of image ``b``, a batch of one; boxes in resized pixels."""
 
     def configuration(self) -> dict[str, str]:
-        own = {"images": self.images, "selection": {"threshold": self.threshold}}
-        return {
-            **super().configuration(),
-            **flatten_configuration({**own, "numbers": self.labels.numbers}),
-        }
+        rules = {"threshold": self.threshold}
+        own = {"images": self.images, "selection": rules, "numbers": self.labels.numbers}
+        return {**super().configuration(), **flatten_configuration(own)}
 
     def forward(self, inputs: Sequence[Tensor] | Tensor) -> Raw:
         given = list(inputs)
@@ -107,30 +105,22 @@ class TorchvisionDetector(Detector):
             given = [image.flip(0) / 255 for image in given]
         resized, _ = self.model.transform(given)
         sizes = [tuple(size) for size in resized.image_sizes]
-        return {
-            **self.run(resized),
-            "sizes": sizes,
-            "original": [tuple(image.shape[1:]) for image in given],
-        }
+        original = [tuple(image.shape[1:]) for image in given]
+        return {**self.run(resized), "sizes": sizes, "original": original}
 
     def maps(self, images: Any) -> dict[str, Tensor]:
         features = self.model.backbone(images.tensors)
         return {"0": features} if isinstance(features, Tensor) else dict(features)
 
     def select(self, raw: Raw) -> Selection:
-        frames, places, labels, scores = [], [], [], []
+        images = []
         for b in range(len(raw["sizes"])):
             place, number, score = self.report(raw, b)
             label = self.labels.of_model(number, self.count())
             keep = self.is_reported(label, score)
-            frames.append(torch.full_like(label[keep], b))
-            places.append(place[keep])
-            labels.append(label[keep])
-            scores.append(score[keep])
-        frame = torch.cat(frames)
-        return Selection(
-            frame, torch.cat(scores), torch.cat(labels), self.where(raw, frame, torch.cat(places))
-        )
+            images.append((torch.full_like(label[keep], b), place[keep], label[keep], score[keep]))
+        frame, place, label, score = (torch.cat(column) for column in zip(*images))
+        return Selection(frame, score, label, self.where(raw, frame, place))
 
     def is_reported(self, label: Tensor, score: Tensor) -> Tensor:
         """Return which boxes (m,) of the model are reported: known class, above the threshold."""
@@ -144,13 +134,12 @@ class TorchvisionDetector(Detector):
     ) -> Signals:
         """Return the signals of all families; logits: (m, K), boxes: (m, 4) in resized pixels."""
         sizes = torch.tensor(raw["sizes"], device=logits.device)[selection.frame]
-        height, width = sizes.unbind(1)
         number = self.labels.to_model(selection.labels)
         background = 0 if self.first_number else None
         return {
             **dict(zip(self.raw_names, self.regression_of(raw, selection)[0].unbind(1))),
             **class_signals(at_least_float32(logits), number, background),
-            "touched sides": touched_sides(boxes, width, height),
+            "touched sides": touched_sides(boxes, sizes[:, 1], sizes[:, 0]),
         }
 
     def in_images(self, values: Tensor, start: Tensor, raw: Raw, frame: Tensor) -> Tensor:
@@ -179,10 +168,9 @@ class TorchvisionDetector(Detector):
         from torchvision.models.detection.transform import resize_boxes
 
         like = next(iter(raw["features"].values()))
+        objects = objects_of(targets, self.box_fields, len(self.classes), like)
         losses = []
-        for b, (boxes, labels) in enumerate(
-            objects_of(targets, self.box_fields, len(self.classes), like)
-        ):
+        for b, (boxes, labels) in enumerate(objects):
             own = {
                 "boxes": resize_boxes(boxes, raw["original"][b], raw["sizes"][b]),
                 "labels": self.labels.to_model(labels),

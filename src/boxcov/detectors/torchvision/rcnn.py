@@ -44,29 +44,26 @@ class FasterRCNN(TorchvisionDetector):
         objectness, deltas = concat_box_prediction_layers(objectness, deltas)
         starts = rpn.box_coder.decode(deltas.detach(), anchors).view(len(anchors), -1, 4)
         proposals, scores = rpn.filter_proposals(starts, objectness, images.image_sizes, counts)
-        raw = {
+        sizes = [tuple(size) for size in images.image_sizes]
+        class_logits, regression = self.head(features, proposals, sizes)
+        return {
             "features": features,
             "objectness": objectness,
             "deltas": deltas,
             "anchors": anchors,
             "proposals": proposals,
             "proposal_scores": scores,
+            "class_logits": class_logits,
+            "regression": regression,
         }
-        sizes = [tuple(size) for size in images.image_sizes]
-        class_logits, regression = self.head(self.pooled(features, proposals, sizes))
-        return {**raw, "class_logits": class_logits, "regression": regression}
 
-    def pooled(
+    def head(
         self, features: dict[str, Tensor], regions: list[Tensor], sizes: list[Any]
-    ) -> Tensor:
-        """Return the pooled features (R, C, s, s) of each region."""
-        return self.model.roi_heads.box_roi_pool(features, regions, sizes)
-
-    def head(self, pooled: Tensor) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor]:
         """Return logits (R, K) and regression values (R, 4 K) of each region."""
-        logits, regression = self.model.roi_heads.box_predictor(
-            self.model.roi_heads.box_head(pooled)
-        )
+        heads = self.model.roi_heads
+        pooled = heads.box_roi_pool(features, regions, sizes)  # (R, C, s, s)
+        logits, regression = heads.box_predictor(heads.box_head(pooled))
         return logits, regression
 
     def parts(self) -> dict[str, nn.Module | tuple[nn.Module, ...]]:
@@ -85,35 +82,31 @@ class FasterRCNN(TorchvisionDetector):
 
         heads, counts = self.model.roi_heads, [len(p) for p in raw["proposals"]]
         first, classes = sum(counts[:b]), self.count()
-        scores = raw["class_logits"].softmax(-1)[first : first + counts[b], 1:]
-        boxes = heads.box_coder.decode(raw["regression"], raw["proposals"])[
-            first : first + counts[b]
-        ]
+        rows = slice(first, first + counts[b])
+        scores = raw["class_logits"].softmax(-1)[rows, 1:].flatten()
+        boxes = heads.box_coder.decode(raw["regression"], raw["proposals"])[rows]
         boxes = clip_boxes_to_image(boxes, raw["sizes"][b])[:, 1:].reshape(-1, 4)
-        keep = torch.where(scores.flatten() > heads.score_thresh)[0]
+        keep = torch.where(scores > heads.score_thresh)[0]
         keep = keep[remove_small_boxes(boxes[keep], min_size=1e-2)]
         number = keep % (classes - 1) + 1
-        kept = batched_nms(boxes[keep], scores.flatten()[keep], number, heads.nms_thresh)[
-            : heads.detections_per_img
-        ]
+        kept = batched_nms(boxes[keep], scores[keep], number, heads.nms_thresh)
+        kept = kept[: heads.detections_per_img]
         place = first * classes + keep[kept] // (classes - 1) * classes + number[kept]
-        return place, number[kept], scores.flatten()[keep[kept]]
+        return place, number[kept], scores[keep[kept]]
 
     def where(self, raw: Raw, frame: Tensor, place: Tensor) -> RegionIndex:
         return RegionIndex(raw["proposals"], place // self.count(), place % self.count())
 
     def regression_of(self, raw: Raw, selection: Selection) -> tuple[Tensor, Tensor]:
         where = selection.where
-        regression = self._at_proposals(raw, where)[1]
-        return _of_class(regression, where.region, where.number), torch.cat(where.proposals)[
-            where.region
-        ]
+        values = _of_class(self._at_proposals(raw, where)[1], where.region, where.number)
+        return values, torch.cat(where.proposals)[where.region]
 
     def _at_proposals(self, raw: Raw, where: RegionIndex) -> tuple[Tensor, Tensor]:
         """Return the head's outputs at the selection's proposals, whatever the weights propose."""
         if all(own is kept for own, kept in zip(raw["proposals"], where.proposals)):
             return raw["class_logits"], raw["regression"]
-        return self.head(self.pooled(raw["features"], where.proposals, raw["sizes"]))
+        return self.head(raw["features"], where.proposals, raw["sizes"])
 
     def decode_regression(self, values: Tensor, start: Tensor) -> Tensor:
         return self.model.roi_heads.box_coder.decode(values, [start])[:, 0]
@@ -156,7 +149,7 @@ class FasterRCNN(TorchvisionDetector):
         own = [start[(frame == b).nonzero()[:, 0]] for b in range(len(raw["sizes"]))]
 
         def run() -> Tensor:
-            logits, regression = self.head(self.pooled(raw["features"], own, raw["sizes"]))
+            logits, regression = self.head(raw["features"], own, raw["sizes"])
             each = torch.arange(len(start), device=start.device)
             boxes = self.in_images(_of_class(regression, each, where.number), start, raw, frame)
             if not with_logit:
@@ -182,7 +175,7 @@ class FasterRCNN(TorchvisionDetector):
                 [raw["proposals"][b].detach()], [target]
             )
         features = {name: part[b : b + 1] for name, part in raw["features"].items()}
-        logits, regression = self.head(self.pooled(features, regions, [raw["sizes"][b]]))
+        logits, regression = self.head(features, regions, [raw["sizes"][b]])
         classifier, box = fastrcnn_loss(logits, regression, labels, wanted)
         return {
             "loss_objectness": objectness,

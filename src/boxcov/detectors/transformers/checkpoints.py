@@ -38,19 +38,13 @@ def load(
     path = Path(path)
     if not path.is_dir():
         raise BoxcovError(f"{path}: no such folder; it needs config.json and model.safetensors")
-    config = _config(path)
-    name = _model_name(path, config)
-    # keeps transformers from downloading the backbone's weights
-    options = {"use_pretrained_backbone": False} if config.get("use_pretrained_backbone") else {}
+    name, config = _read_config(path)
+    options = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True}
+    if config.get("use_pretrained_backbone"):  # its weights would be downloaded
+        options["use_pretrained_backbone"] = False
     transformers = import_package("transformers")
     try:
-        model, loading = getattr(transformers, name).from_pretrained(
-            str(path),
-            local_files_only=True,
-            use_safetensors=True,
-            output_loading_info=True,
-            **options,
-        )
+        model, loading = getattr(transformers, name).from_pretrained(str(path), **options)
         processor = _processor(transformers, path, name) if images else None
     except Exception as error:  # transformers raises many types on a damaged folder
         raise BoxcovError(
@@ -75,27 +69,22 @@ def load(
     return wrap(model.eval(), classes, threshold, processor)
 
 
-def _config(path: Path) -> Mapping[str, Any]:
+def _read_config(path: Path) -> tuple[str, Mapping[str, Any]]:
+    """Return the name of the model's class, and its configuration."""
     file = path / "config.json"
     with reading(file, "a JSON file", "save_pretrained writes it next to the weights"):
         content = read_json(file)
-    return content if isinstance(content, dict) else {}
-
-
-def _model_name(path: Path, config: Mapping[str, Any]) -> str:
-    """Return the name of the model's class, from its configuration."""
+    config = content if isinstance(content, dict) else {}
     found = config.get("architectures")
-    known = [name for name in found or [] if isinstance(found, list) and name in FAMILIES]
+    known = [n for n in FAMILIES if n in found] if isinstance(found, list) else []
     if not known:
-        raise BoxcovError(
-            f"{path / 'config.json'}: its architectures are {shorten(found)}; supported are {KNOWN}"
-        )
+        raise BoxcovError(f"{file}: its architectures are {shorten(found)}; supported are {KNOWN}")
     if not any(path.glob("*.safetensors")):
         raise BoxcovError(
             f"{path}: no safetensors file; pickled weights are not read: "
             "write the model with save_pretrained again"
         )
-    return str(known[0])
+    return known[0], config
 
 
 def _processor(transformers: Any, path: Path, name: str) -> Any:

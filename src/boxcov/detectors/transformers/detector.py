@@ -47,9 +47,8 @@ class Images(nn.Module):
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         rgb = images.flip(1).round().clamp(0, 255).to("cpu", torch.uint8).permute(0, 2, 3, 1)
-        given = self.processor(
-            images=list(rgb.numpy()), return_tensors="pt", input_data_format="channels_last"
-        )
+        own = list(rgb.numpy())
+        given = self.processor(images=own, return_tensors="pt", input_data_format="channels_last")
         prepared = {"pixel_values": given["pixel_values"].to(images)}
         if "pixel_mask" in given:
             prepared["pixel_mask"] = given["pixel_mask"].to(images.device)
@@ -214,15 +213,16 @@ class QueryDetector(Detector):
     def loss(self, raw: Raw, targets: Sequence[Mapping[str, Any]]) -> Tensor:
         """Return the model's own loss (B,), each image as a batch of one."""
         sizes, losses = raw["sizes"], []
-        for b, (boxes, labels) in enumerate(
-            objects_of(targets, self.box_fields, len(self.classes), sizes)
-        ):
-            own = {
-                "class_labels": self.labels.to_model(labels),
-                "boxes": centres(boxes / sizes[b].flip(0).repeat(2)),
+        objects = objects_of(targets, self.box_fields, len(self.classes), sizes)
+        for b, (boxes, labels) in enumerate(objects):
+            relative = boxes / sizes[b].flip(0).repeat(2)
+            own = {"class_labels": self.labels.to_model(labels), "boxes": centres(relative)}
+            rows = slice(b, b + 1)  # in ``layers`` the batch is the second dimension
+            image = {
+                key: part[:, rows] if key == "layers" else part[rows] for key, part in raw.items()
             }
             try:
-                losses.append(self.image_loss(of_image(raw, b), [own], sizes.device))
+                losses.append(self.image_loss(image, [own], sizes.device))
             except ImportError as error:
                 raise BoxcovError(
                     "the losses of transformers need more packages: pip install scipy pillow "
@@ -240,14 +240,6 @@ def _at(candidates: Selection, index: Tensor) -> Selection:
 def _sizes(images: Tensor) -> Tensor:
     """Return height and width (B, 2) of images (B, 3, h, w)."""
     return torch.tensor(images.shape[2:], device=images.device).expand(len(images), 2)
-
-
-def of_image(raw: Raw, b: int) -> Raw:
-    """Return one image's raw outputs as a batch; ``layers`` has the batch dimension second."""
-    return {
-        name: part[:, b : b + 1] if name == "layers" else part[b : b + 1]
-        for name, part in raw.items()
-    }
 
 
 def in_pixels(boxes: Tensor, sizes: Tensor) -> Tensor:

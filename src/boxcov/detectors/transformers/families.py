@@ -45,7 +45,7 @@ class _Softmax(QueryDetector):
 
     background = -1
 
-    def box_head(self, hidden: Tensor, raw: Raw, frame: Tensor, query: Tensor) -> Tensor:
+    def box_head(self, hidden: Tensor, *_: Any) -> Tensor:
         return self.model.bbox_predictor(hidden).sigmoid()
 
     def class_head(self, hidden: Tensor) -> Tensor:
@@ -62,16 +62,13 @@ class _Softmax(QueryDetector):
 
     def heads(self, hidden: Tensor) -> Raw:
         """Return the outputs of the class and box heads for all queries."""
-        return {
-            "hidden": hidden,
-            "logits": self.class_head(hidden),
-            "boxes": self.model.bbox_predictor(hidden).sigmoid(),
-        }
+        logits, boxes = self.class_head(hidden), self.box_head(hidden)
+        return {"hidden": hidden, "logits": logits, "boxes": boxes}
 
     def image_loss(self, raw: Raw, target: list[dict[str, Tensor]], device: torch.device) -> Tensor:
         arguments = [raw["logits"], target, device, raw["boxes"], self.model.config]
         if (layers := raw.get("layers")) is not None:  # of each decoder layer: auxiliary losses
-            arguments += [self.class_head(layers), self.model.bbox_predictor(layers).sigmoid()]
+            arguments += [self.class_head(layers), self.box_head(layers)]
         return self.model.loss_function(*arguments)[0]
 
 
@@ -81,13 +78,11 @@ class Detr(_Softmax):
     def layer_boxes(self, raw: Raw, frame: Tensor, query: Tensor) -> Tensor | None:
         if "layers" not in raw:
             return None
-        hidden = raw["layers"][:, frame, query]  # (L, m, d)
-        return self.box_head(hidden, raw, frame, query).transpose(0, 1)
+        return self.box_head(raw["layers"][:, frame, query]).transpose(0, 1)
 
     def run(self, given: Given) -> Raw:
-        out = self.model.model(
-            given["pixel_values"], pixel_mask=given.get("pixel_mask"), return_dict=True
-        )
+        mask = given.get("pixel_mask")
+        out = self.model.model(given["pixel_values"], pixel_mask=mask, return_dict=True)
         raw = self.heads(out.last_hidden_state)
         if self.model.config.auxiliary_loss:
             raw["layers"] = out.intermediate_hidden_states
@@ -128,10 +123,9 @@ class RTDetr(QueryDetector):
     """
 
     def run(self, given: Given) -> Raw:
+        mask = given.get("pixel_mask")
         with _IgnoreDetach() as seen:
-            out = self.model.model(
-                given["pixel_values"], pixel_mask=given.get("pixel_mask"), return_dict=True
-            )
+            out = self.model.model(given["pixel_values"], pixel_mask=mask, return_dict=True)
         boxes, logits = out.intermediate_reference_points, out.intermediate_logits
         before = seen.part(boxes, -2) if boxes.shape[1] > 1 else out.init_reference_points.sigmoid()
         return {

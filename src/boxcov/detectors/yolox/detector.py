@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -73,10 +73,8 @@ class YOLOX(Detector):
         return {"head": self.head, "neck": self.backbone.neck(), "backbone": self.backbone.backbone}
 
     def configuration(self) -> dict[str, str]:
-        config = self.config
-        rules = {"threshold": config.threshold, "overlap": config.overlap}
-        own = flatten_configuration({"selection": {**rules, "max_boxes": config.max_boxes}})
-        return {**super().configuration(), **own}
+        rules = {name: getattr(self.config, name) for name in ("threshold", "overlap", "max_boxes")}
+        return {**super().configuration(), **flatten_configuration({"selection": rules})}
 
     def static_inputs(self, inputs: Tensor) -> Tensor:
         return inputs
@@ -155,8 +153,7 @@ class YOLOX(Detector):
         values, grid = raw["values"], grid_of(raw["features"])
         assigned = [target for target in targets if isinstance(target, CellTargets)]
         if len(assigned) != len(values):
-            plain = [target for target in targets if isinstance(target, dict)]
-            assigned = encode(plain, values, grid)
+            assigned = encode(cast(Any, targets), values, grid)
         return frame_losses(values, assigned, grid)
 
     def sample_targets(self, raw: Raw, generator: torch.Generator) -> list[CellTargets]:

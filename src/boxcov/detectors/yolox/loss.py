@@ -46,15 +46,10 @@ def _loss(values: Tensor, target: CellTargets, grid: Grid) -> Tensor:
     named = F.binary_cross_entropy_with_logits(at[:, 5:], target.classes, reduction="sum")
     found = iou(corners(centred_boxes(at, cells)), corners(target.boxes))
     overlap = (1 - found.square()).sum()
-    l1 = (at[:, :4] - _encoded(target.boxes, cells)).abs().sum()
+    stride = cells.stride.unsqueeze(1)
+    offset, size = (target.boxes[:, :2] - cells.corner) / stride, target.boxes[:, 2:] / stride
+    l1 = (at[:, :4] - torch.cat([offset, (size + 1e-8).log()], 1)).abs().sum()
     return (_BOX_WEIGHT * overlap + objectness + named + l1) / max(len(target.cell), 1)
-
-
-def _encoded(boxes: Tensor, grid: Grid) -> Tensor:
-    """Return the head's values (p, 4) for boxes (p, 4), centre and size, at given cells."""
-    stride = grid.stride.unsqueeze(1)
-    offset, size = (boxes[:, :2] - grid.corner) / stride, boxes[:, 2:] / stride
-    return torch.cat([offset, (size + 1e-8).log()], 1)
 
 
 # from boxes to targets
@@ -83,7 +78,9 @@ def assign(
     that several objects get goes to the one with the lowest cost. The class target is the IoU of
     the predicted box.
     """
-    near = _near(boxes, grid)  # (n, N)
+    stride = grid.stride.unsqueeze(1)
+    away = (boxes[:, None, :2] - (grid.corner + stride / 2)).abs()  # (n, N, 2)
+    near = (away < _RADIUS * stride).all(2)
     cells = near.any(0).nonzero()[:, 0]
     classes = values.shape[1] - 5
     if not len(cells):
@@ -91,7 +88,9 @@ def assign(
     overlap = iou(corners(boxes)[:, None], corners(predicted[cells]))  # (n, A)
     cost = _class_cost(values[cells], labels) - _OVERLAP_WEIGHT * (overlap + 1e-8).log()
     cost = cost + _FAR_COST * ~near[:, cells]
-    assigned = _cheapest_cells(cost, overlap)
+    k = overlap.topk(min(_CANDIDATES, len(cells)), 1).values.sum(1).int().clamp(min=1)  # (n,)
+    rank = cost.argsort(dim=1, stable=True).argsort(dim=1)
+    assigned = rank < k.unsqueeze(1)  # (n, A)
     positive = assigned.any(0).nonzero()[:, 0]
     owners, costs = assigned[:, positive], cost[:, positive]
     owner = torch.where(owners.sum(0) > 1, costs.argmin(0), owners.int().argmax(0))
@@ -99,22 +98,8 @@ def assign(
     return CellTargets(cells[positive], boxes[owner], soft)
 
 
-def _near(boxes: Tensor, grid: Grid) -> Tensor:
-    """Return whether each object's centre is near each cell (n, N)."""
-    stride = grid.stride.unsqueeze(1)
-    away = (boxes[:, None, :2] - (grid.corner + stride / 2)).abs()  # (n, N, 2)
-    return (away < _RADIUS * stride).all(2)
-
-
 def _class_cost(values: Tensor, labels: Tensor) -> Tensor:
     """Return the cross entropy (n, A), summed over classes, of n objects and A cells."""
     p = (values[:, 5:].sigmoid() * values[:, 4:5].sigmoid()).sqrt()
     yes, no = (-x.log().clamp(min=-100) for x in (p, 1 - p))
     return no.sum(1) + (yes - no)[:, labels].T
-
-
-def _cheapest_cells(cost: Tensor, iou: Tensor) -> Tensor:
-    """Return which of A cells each of n objects gets (n, A)."""
-    k = iou.topk(min(_CANDIDATES, iou.shape[1]), 1).values.sum(1).int().clamp(min=1)  # (n,)
-    rank = cost.argsort(dim=1, stable=True).argsort(dim=1)
-    return rank.lt(k.unsqueeze(1))

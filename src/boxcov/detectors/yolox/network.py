@@ -6,6 +6,7 @@ Modules have the names of upstream, so that its checkpoints fit.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +22,7 @@ class BaseConv(nn.Module):
     """Convolution, BatchNorm (unless folded into the convolution), SiLU."""
 
     def __init__(
-        self,
-        n_in: int,
-        n_out: int,
-        kernel: int,
-        stride: int = 1,
-        groups: int = 1,
-        norm: bool = True,
+        self, n_in: int, n_out: int, kernel: int, stride: int = 1, groups: int = 1, *, norm: bool
     ) -> None:
         super().__init__()
         padding = kernel // 2
@@ -42,9 +37,7 @@ class BaseConv(nn.Module):
 class DWConv(nn.Module):
     """A depthwise convolution followed by a 1x1 convolution."""
 
-    def __init__(
-        self, n_in: int, n_out: int, kernel: int, stride: int = 1, norm: bool = True
-    ) -> None:
+    def __init__(self, n_in: int, n_out: int, kernel: int, stride: int, norm: bool) -> None:
         super().__init__()
         self.dconv = BaseConv(n_in, n_in, kernel, stride, groups=n_in, norm=norm)
         self.pconv = BaseConv(n_in, n_out, 1, norm=norm)
@@ -200,21 +193,16 @@ class Head(nn.Module):
         self.reg_preds = nn.ModuleList(nn.Conv2d(w, 4, 1) for _ in levels)
         self.obj_preds = nn.ModuleList(nn.Conv2d(w, 1, 1) for _ in levels)
         for layer in (*self.cls_preds, *self.obj_preds):
-            assert isinstance(layer, nn.Conv2d)
-            assert layer.bias is not None
-            nn.init.constant_(layer.bias, -4.6)  # rare objects: start from a probability of 0.01
+            bias = cast(Tensor, layer.bias)
+            nn.init.constant_(bias, -4.6)  # rare objects: start from a probability of 0.01
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
         values = []
         for level, x in enumerate(features):
             x = self.stems[level](x)
-            box = self.reg_convs[level](x)
-            parts = (
-                self.reg_preds[level](box),
-                self.obj_preds[level](box),
-                self.cls_preds[level](self.cls_convs[level](x)),
-            )
-            values.append(torch.cat(parts, 1).flatten(2))
+            box, named = self.reg_convs[level](x), self.cls_convs[level](x)
+            parts = [self.reg_preds[level](box), self.obj_preds[level](box)]
+            values.append(torch.cat([*parts, self.cls_preds[level](named)], 1).flatten(2))
         return torch.cat(values, 2).transpose(1, 2)
 
     def on_crops(self, crops: Tensor, inside: Tensor, level: int, classes: bool) -> Tensor:

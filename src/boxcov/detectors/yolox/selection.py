@@ -44,13 +44,11 @@ class Grid:
 
 def grid_of(features: Sequence[Tensor]) -> Grid:
     """Return the cells of the pyramid's maps."""
-    widths = [x.shape[3] for x in features]
-    cells = [torch.arange(x.shape[2] * x.shape[3], device=x.device) for x in features]
-    return Grid(
-        level=torch.cat([torch.full_like(cell, level) for level, cell in enumerate(cells)]),
-        row=torch.cat([cell // width for cell, width in zip(cells, widths)]),
-        column=torch.cat([cell % width for cell, width in zip(cells, widths)]),
-    )
+    levels = []
+    for level, x in enumerate(features):
+        cell = torch.arange(x.shape[2] * x.shape[3], device=x.device)
+        levels.append((torch.full_like(cell, level), cell // x.shape[3], cell % x.shape[3]))
+    return Grid(*(torch.cat(column) for column in zip(*levels)))
 
 
 def centred_boxes(values: Tensor, grid: Grid) -> Tensor:
@@ -87,15 +85,14 @@ def select(values: Tensor, grid: Grid, config: Config) -> Selection:
 def candidates(values: Tensor, grid: Grid, config: Config) -> Candidates:
     """Return all candidates of the NMS and the best reported box that suppresses each."""
     scores, labels, images = _rank_candidates(values, grid, config)
-    plain = _selection(scores, labels, grid, [image.cells for image in images])
-    removed, before = [plain.frame[:0]], 0
+    every = _selection(scores, labels, grid, [image.cells for image in images])
+    removed, before = [every.frame[:0]], 0
     for image in images:
-        rows = removed_by(image.pairs, image.reported.nonzero()[:, 0], len(image.cells))
+        reported = image.reported.nonzero()[:, 0]
+        rows = removed_by(image.pairs, reported, len(image.cells))
         removed.append(torch.where(rows >= 0, rows + before, -1))
-        before += int(image.reported.sum())
-    return Candidates(
-        plain.frame, plain.scores, plain.labels, plain.where, removed_by=torch.cat(removed)
-    )
+        before += len(reported)
+    return Candidates(every.frame, every.scores, every.labels, every.where, torch.cat(removed))
 
 
 @dataclass(frozen=True)
@@ -143,13 +140,9 @@ def select_static(
     above = scores[0] > config.threshold
     boxes = corners(centred_boxes(values[0], grid))
     cells = torch.arange(len(above), device=above.device)
-    return static_selection(
-        ScoredBoxes(scores[0], boxes, cells, labels[0], labels[0], above, above),
-        limits,
-        counts=counts,
-        overlap=config.overlap,
-        max_boxes=config.max_boxes,
-    )
+    found = ScoredBoxes(scores[0], boxes, cells, labels[0], labels[0], above, above)
+    overlap, most = config.overlap, config.max_boxes
+    return static_selection(found, limits, counts=counts, overlap=overlap, max_boxes=most)
 
 
 def scores_and_labels(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,8 +153,8 @@ def scores_and_labels(values: Tensor) -> tuple[Tensor, Tensor]:
 
 def _selection(scores: Tensor, labels: Tensor, grid: Grid, cells: list[Tensor]) -> Selection:
     """Return the selection of the given cells of each image."""
-    cell = torch.cat(cells) if cells else labels.new_zeros(0)
-    counts = torch.tensor([len(own) for own in cells], dtype=torch.long, device=cell.device)
-    frame = torch.arange(len(cells), device=cell.device).repeat_interleave(counts)
+    none = labels.new_zeros(0)  # of an empty batch
+    cell = torch.cat([none, *cells])
+    frame = torch.cat([none, *(torch.full_like(own, b) for b, own in enumerate(cells))])
     where = CellIndex(frame, cell, grid.level[cell])
     return Selection(frame, scores[frame, cell], labels[frame, cell], where)

@@ -1,9 +1,9 @@
-"""CenterHead: one shared convolution, then six small branches per task."""
+"""The network on the bird's-eye view: SECOND, SECONDFPN and CenterHead."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,40 @@ from boxcov.head_stages import Stage
 
 TaskMaps = dict[str, Tensor]
 Stages = tuple[Stage, ...]
+
+
+class Second(nn.Module):
+    """Blocks of 3x3 convolutions, the first of each strided; returns the map of every block."""
+
+    def __init__(self, channels: int, dense: Dense) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList()
+        for width, layers, stride in zip(dense.widths, dense.layers, dense.strides):
+            steps = [(channels, stride), *[(width, 1)] * layers]
+            modules = (module for n_in, s in steps for module in _block(n_in, _norm(width), s))
+            self.blocks.append(nn.Sequential(*modules))
+            channels = width
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        maps = []
+        for block in self.blocks:
+            x = block(x)
+            maps.append(x)
+        return maps
+
+
+class SecondFPN(nn.Module):
+    """The maps of the blocks, resampled to one size and concatenated."""
+
+    def __init__(self, dense: Dense) -> None:
+        super().__init__()
+        self.deblocks = nn.ModuleList(
+            nn.Sequential(_resampling(n_in, width, stride), _norm(width), nn.ReLU(inplace=True))
+            for n_in, width, stride in zip(dense.widths, dense.up_widths, dense.up_strides)
+        )
+
+    def forward(self, maps: Sequence[Tensor]) -> Tensor:
+        return torch.cat([deblock(x) for deblock, x in zip(self.deblocks, maps)], 1)
 
 
 class StackedMaps(list[TaskMaps]):
@@ -41,16 +75,15 @@ class CenterHead(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         dense = config.dense
-        self.shared = nn.Sequential(*_block(dense.neck, dense.shared))
+        self.shared = nn.Sequential(*_block(dense.neck, nn.BatchNorm2d(dense.shared)))
         outputs = [{**config.branches, "heatmap": len(classes)} for classes in config.tasks]
         self.tasks = nn.ModuleList(
             nn.ModuleDict({name: _branch(dense, n) for name, n in task.items()}) for task in outputs
         )
         self._stages: tuple[Stages, Stages, Stages] | None = None
         for task in self.branches():
-            heat = cast(nn.Conv2d, cast(nn.Sequential, task["heatmap"])[-1])
-            assert heat.bias is not None
-            nn.init.constant_(heat.bias, -2.19)  # rare objects: start from a probability of 0.1
+            heat: Any = task["heatmap"]
+            nn.init.constant_(heat[-1].bias, -2.19)  # rare objects: start from a probability of 0.1
 
     def branches(self) -> list[nn.ModuleDict]:
         return [cast(nn.ModuleDict, task) for task in self.tasks]
@@ -87,10 +120,22 @@ def _stage(chains: list[list[nn.Sequential]], number: int, block: bool) -> Stage
 
 
 def _branch(dense: Dense, n: int) -> nn.Sequential:
-    hidden = _block(dense.shared, dense.branch)
+    hidden = _block(dense.shared, nn.BatchNorm2d(dense.branch))
     return nn.Sequential(*hidden, nn.Conv2d(dense.branch, n, 3, padding=1))
 
 
-def _block(n_in: int, width: int) -> tuple[nn.Module, ...]:
-    conv = nn.Conv2d(n_in, width, 3, padding=1, bias=False)
-    return conv, nn.BatchNorm2d(width), nn.ReLU(inplace=True)
+def _block(n_in: int, norm: nn.BatchNorm2d, stride: int = 1) -> tuple[nn.Module, ...]:
+    conv = nn.Conv2d(n_in, norm.num_features, 3, stride, padding=1, bias=False)
+    return conv, norm, nn.ReLU(inplace=True)
+
+
+def _norm(width: int) -> nn.BatchNorm2d:
+    """Return a norm of SECOND or SECONDFPN; the head has PyTorch's defaults."""
+    return nn.BatchNorm2d(width, eps=1e-3, momentum=0.01)
+
+
+def _resampling(n_in: int, width: int, stride: float) -> nn.Module:
+    if stride > 1:
+        return nn.ConvTranspose2d(n_in, width, int(stride), int(stride), bias=False)
+    step = round(1 / stride)
+    return nn.Conv2d(n_in, width, step, step, bias=False)
