@@ -82,7 +82,7 @@ def match(
     if pair is None:
         pair = pair_classes(fields, (boxes, scores, labels, frame), objects, limit)
     else:
-        pair = pair[keep]
+        pair = np.asarray(pair)[keep]
     hit = pair >= 0
     truth, iou, l2 = np.full(boxes.shape, np.nan), np.zeros(len(boxes)), np.full(len(boxes), np.nan)
     truth[hit] = truth_boxes[pair[hit]]
