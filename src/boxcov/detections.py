@@ -149,7 +149,7 @@ class Detections:
     @property
     def uncertainty(self) -> Tensor:
         """The trace of each covariance (m,), the paper's u."""
-        return self._covariance().diagonal(dim1=1, dim2=2).sum(1)
+        return self._needed("covariance").diagonal(dim1=1, dim2=2).sum(1)
 
     @property
     def clipped(self) -> Tensor:
@@ -179,7 +179,7 @@ class Detections:
         NaN, as ``scale``, for a field that a change of the coordinate frame mixed from several.
         """
         numbers = [float("nan") if n is None else n for n in self._error_model("dof")]
-        return self._calibrated("scale").new_tensor(numbers)
+        return self._needed("scale").new_tensor(numbers)
 
     def misplaced_at(self, iou: float) -> Tensor:
         """Return P(IoU below ``iou`` | there is an object) (m,), linear between the thresholds."""
@@ -189,14 +189,14 @@ class Detections:
                 f"iou must lie between {thresholds[0]} and {thresholds[-1]}, the thresholds of the "
                 f"error model, got {iou}"
             )
-        below = self._calibrated("iou_below")
+        below = self._needed("iou_below")
         after = max(1, sum(t < iou for t in thresholds))
         low, high = thresholds[after - 1], thresholds[after]
         return torch.lerp(below[:, after - 1], below[:, after], (iou - low) / (high - low))
 
     def risk_at(self, iou: float) -> Tensor:
         """Return P(there is no object, or the IoU is below ``iou``) (m,)."""
-        no_object = self._calibrated("no_object")
+        no_object = self._needed("no_object")
         return no_object + (1 - no_object) * self.misplaced_at(iou)
 
     def region(self, level: float, joint: bool = False) -> Tensor:
@@ -211,7 +211,7 @@ class Detections:
         higher = [i for i, one in enumerate(levels) if one >= level - 1e-9]
         if not 0 < level < 1 or not higher:
             raise BoxcovError(f"level must lie above 0 and be at most {levels[-1]}, got {level}")
-        return self._calibrated("joint_widths" if joint else "region_widths")[:, higher[0]]
+        return self._needed("joint_widths" if joint else "region_widths")[:, higher[0]]
 
     def field(self, name: str) -> Tensor:
         """Return one field of all boxes (m,), by name."""
@@ -220,7 +220,7 @@ class Detections:
     def std(self, name: str) -> Tensor:
         """Return the standard deviation of one field (m,), by name."""
         column = self._column(name)
-        return self._covariance()[:, column, column].sqrt()
+        return self._needed("covariance")[:, column, column].sqrt()
 
     def frames(self, count: int | None = None) -> list[Detections]:
         """Return the detections of each frame of the batch.
@@ -325,29 +325,26 @@ class Detections:
         present = ((name, getattr(self, name)) for name in _SHAPES)
         return [(name, tensor) for name, tensor in present if tensor is not None]
 
-    def _error_model(self, key: str) -> Any:
-        """What ``ErrorModel.summary`` says about the error model that filled these detections."""
-        if self.no_object is None:
-            raise BoxcovError(_UNCALIBRATED)
-        return self.meta["error_model"][key]
-
-    def _calibrated(self, name: str) -> Tensor:
-        """A tensor of the error model."""
+    def _needed(self, name: str) -> Tensor:
+        """Return one of the tensors by name; raise if these detections lack it."""
         value: Tensor | None = getattr(self, name)
+        if value is None and name == "covariance":
+            raise BoxcovError(
+                "these detections have no covariance: use MCGLM, ExactGLM, GLM or MCI"
+            )
         if value is None:
             raise BoxcovError(
                 _UNCALIBRATED if self.no_object is None else f"these detections have no {name}"
             )
         return value
 
+    def _error_model(self, key: str) -> Any:
+        """What ``ErrorModel.summary`` says about the error model that filled these detections."""
+        if self.no_object is None:
+            raise BoxcovError(_UNCALIBRATED)
+        return self.meta["error_model"][key]
+
     def _column(self, name: str) -> int:
         if name not in self.fields:
             raise BoxcovError(f"no field {name!r}: the boxes have {', '.join(self.fields)}")
         return self.fields.index(name)
-
-    def _covariance(self) -> Tensor:
-        if self.covariance is None:
-            raise BoxcovError(
-                "these detections have no covariance: use MCGLM, ExactGLM, GLM or MCI"
-            )
-        return self.covariance

@@ -116,11 +116,10 @@ def coverage(fit: GaussianFit, levels: Sequence[float] | Array = LEVELS) -> Arra
     >>> coverage(fit, [0.5, 0.9]).tolist()
     [0.5, 0.75]
     """
-    probability = np.sort(fit.known.probability)
+    probability = fit.known.probability
     if not len(probability):
         return np.full(len(levels), np.nan)
-    count = np.searchsorted(probability, np.asarray(levels), side="right")
-    return count / len(probability)
+    return (probability[:, None] <= np.asarray(levels)).mean(0)
 
 
 def ence(errors: Array, variance: Array) -> float:

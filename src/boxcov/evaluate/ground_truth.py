@@ -24,6 +24,10 @@ from boxcov.evaluate.records import Records
 Array = NDArray[Any]
 _ARRAYS = ("boxes", "labels", "frame")
 _KEY = "boxcov.truth"
+_MATCHED = (  # arrays of detections that match() takes
+    *("boxes", "scores", "labels", "frame"),
+    *("uncertainty", "covariance", "predictive", "score_variance"),
+)
 
 
 def check_targets(targets: Any, number: int) -> None:
@@ -204,21 +208,15 @@ def match_detections(
     _check_objects(objects, truth.frame, detections.fields)
     if "uncertainty" not in arrays:
         raise BoxcovError("these detections have no covariance: write them with boxcov predict")
+    given: dict[str, Any] = {name: arrays.get(name) for name in _MATCHED}
     records = match(
-        arrays["boxes"],
-        arrays["scores"],
-        arrays["labels"],
-        arrays["frame"],
-        objects,
-        truth.labels,
-        truth.frame,
+        **given,
+        truth_boxes=objects,
+        truth_labels=truth.labels,
+        truth_frame=truth.frame,
         fields=detections.fields,
         classes=detections.classes,
-        uncertainty=arrays["uncertainty"],
-        covariance=arrays["covariance"],
-        predictive=arrays.get("predictive"),
         threshold=threshold,
-        score_variance=arrays.get("score_variance"),
         pair=pair,
     )
     keep = arrays["scores"] > threshold

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from math import pi
 from typing import Any
@@ -11,11 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from boxcov.box_layout import IMAGE, clipped_sides
+from boxcov.box_layout import IMAGE, clipped_sides, columns
 from boxcov.errors import counted
 
 Array = NDArray[Any]
-PERIODS: Mapping[str, float] = {"yaw": 2 * pi}  # fields that wrap around
 _NEAR_BORDER = 1.0  # pixels: an object that ends nearer to the border reaches it
 
 
@@ -93,10 +91,9 @@ class Records:
         clipped at the image border, and the object reaches that border.
         """
         difference = self.boxes - self.truth
-        for name, period in PERIODS.items():
-            if name in self.fields:
-                column = self.fields.index(name)
-                difference[:, column] = (difference[:, column] + period / 2) % period - period / 2
+        if "yaw" in self.fields:
+            yaw = self.fields.index("yaw")
+            difference[:, yaw] = (difference[:, yaw] + pi) % (2 * pi) - pi
         outward = np.array([1.0 if name in IMAGE[:2] else -1.0 for name in self.fields])
         difference[self.clipped & (outward * difference >= -_NEAR_BORDER)] = np.nan
         return difference
@@ -121,8 +118,7 @@ class Records:
     @property
     def range(self) -> Array:
         """Distance (n,) of each box centre from the sensor in the plane."""
-        columns = [self.fields.index(name) for name in ("x", "y")]
-        return np.linalg.norm(self.boxes[:, columns], axis=1)
+        return np.linalg.norm(self.boxes[:, columns(self.fields, ("x", "y"))], axis=1)
 
     def as_axes(self) -> Records:
         """Return the records with objects turned by pi where that is nearer to the prediction.

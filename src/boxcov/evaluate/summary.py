@@ -104,10 +104,7 @@ def summarise(records: Records, replicates: int = 200, seed: int = 0) -> dict[st
 def class_groups(records: Records) -> dict[str, Array]:
     """Return the numbers of the rows of each class that occurs."""
     labels = np.asarray(records.labels, dtype=int)
-    order = np.argsort(labels, kind="stable")
-    found, starts = np.unique(labels[order], return_index=True)
-    rows = np.split(order, starts[1:])
-    return {records.classes[label]: own for label, own in zip(found, rows)}
+    return {records.classes[c]: np.flatnonzero(labels == c) for c in np.unique(labels)}
 
 
 def range_groups(records: Records) -> dict[str, Array]:
@@ -252,15 +249,34 @@ def table(
     rows = []
     for name, kind, records in entries:
         summary = summarise(records, replicates, seed)
-        rows.append({"method": name, "kind": kind, **_row(summary, "value", "low", "high")})
-        rows[-1] |= _covariance_cells(summary)
-        chance = _row(summary, "chance", "chance_low", "chance_high")
-        rows.append({"method": f"{name}, shuffled", "kind": "chance", **chance})
+        measures = {**summary["quality"], "AUROC": summary["AUROC"], "AUSE": summary["AUSE"]}
+        cells = _cells(measures) | _covariance_cells(summary)
+        rows.append(_row(name, kind, records, cells))
+        cells = _cells(measures, "chance", "chance_low", "chance_high")
+        rows.append(_row(f"{name}, shuffled", "chance", records, cells))
     for name, of, records, baseline in combined:
-        row = {"method": f"{name}, minus {of}", "kind": "difference", "boxes": len(records)}
-        row |= {"paired": int(records.paired.sum()), **dict.fromkeys(COLUMNS)}
-        rows.append(row | _measure_cells(compare(records, baseline, replicates, seed)))
+        cells = _cells(compare(records, baseline, replicates, seed))
+        rows.append(_row(f"{name}, minus {of}", "difference", records, cells))
     return rows
+
+
+def _row(name: str, kind: str, records: Records, cells: dict[str, Any]) -> dict[str, Any]:
+    counts = {"boxes": len(records), "paired": int(records.paired.sum())}
+    return {"method": name, "kind": kind, **counts, **dict.fromkeys(COLUMNS), **cells}
+
+
+def _cells(
+    measures: Mapping[str, Mapping[str, Any]],
+    value: str = "value",
+    low: str = "low",
+    high: str = "high",
+) -> dict[str, Any]:
+    """Return the cells of ``MEASURE_COLUMNS``, with the numbers under these keys of a summary."""
+    return {
+        f"{name} {error}": {"value": cell[value], "low": cell[low], "high": cell[high]}
+        for name in METRICS + RANKINGS
+        for error, cell in measures[name].items()
+    }
 
 
 def _table_entries(
@@ -306,25 +322,6 @@ def _with_covariance(records: Records, seed: int) -> dict[str, Records]:
         columns = np.concatenate([columns, signal_features(records)], 1)
         found[SIGNALS] = score_and_size(records, columns, seed=seed)
     return found
-
-
-def _row(summary: dict[str, Any], value: str, low: str, high: str) -> dict[str, Any]:
-    """Return the counts and the cells of one row, under the given keys of the summary's cells."""
-    measures = {**summary["quality"], "AUROC": summary["AUROC"], "AUSE": summary["AUSE"]}
-    cells = {
-        column: {"value": cell[value], "low": cell[low], "high": cell[high]}
-        for column, cell in _measure_cells(measures).items()
-    }
-    counts = {"boxes": summary["boxes"], "paired": summary["paired"]}
-    return {**counts, **dict.fromkeys(COLUMNS), **cells}
-
-
-def _measure_cells(measures: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    return {
-        f"{name} {error}": cell
-        for name in METRICS + RANKINGS
-        for error, cell in measures[name].items()
-    }
 
 
 def _covariance_cells(summary: dict[str, Any]) -> dict[str, Any]:
