@@ -287,8 +287,7 @@ def _held_out_loss(
 
 def _log_loss(probability: Tensor, happened: Tensor) -> Tensor:
     p = probability.clamp(1e-6, 1 - 1e-6)
-    loss: Tensor = -(happened * p.log() + (1 - happened) * (1 - p).log())
-    return loss
+    return -(happened * p.log() + (1 - happened) * (1 - p).log())
 
 
 def frame_folds(frame: Tensor, folds: int = FOLDS) -> Tensor:
@@ -301,5 +300,4 @@ def frame_folds(frame: Tensor, folds: int = FOLDS) -> Tensor:
     """
     numbers = torch.unique(frame, return_inverse=True)[1]
     count = int(numbers.max()) + 1
-    fold: Tensor = numbers * min(folds, count) // count
-    return fold
+    return numbers * min(folds, count) // count
