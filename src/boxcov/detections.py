@@ -21,6 +21,7 @@ from boxcov.errors import BoxcovError, counted, join_names
 from boxcov.result_check import check_result
 from boxcov.version import __version__
 
+_KEY = "boxcov.detections"
 PART_BELOW = "variance below instances"  # signals of an estimator; the others are the detector's
 # m boxes, D fields, S signals, T thresholds, L levels
 _NAMES = {
@@ -227,11 +228,11 @@ class Detections:
 
         Give the number of frames if the last ones may be empty.
         """
-        count = self._count() if count is None else count
-        last = self._count() - 1
-        if last >= count:
+        known = self._count()
+        count = known if count is None else count
+        if known > count:
             raise BoxcovError(
-                f"there are boxes in frame {last}, but only {counted(count, 'frame')}"
+                f"there are boxes in frame {known - 1}, but only {counted(count, 'frame')}"
             )
         rows = self[self.frame.argsort(stable=True)]
         numbers = torch.arange(count + 1, device=self.frame.device, dtype=self.frame.dtype)
@@ -254,26 +255,24 @@ class Detections:
             tensors["uncertainty"] = self.uncertainty
         if self.no_object is not None:
             tensors |= {"misplaced": self.misplaced, "risk": self.risk}
-        plain = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
-        return {  # numpy has no bfloat16
-            name: (t.float() if t.dtype == torch.bfloat16 else t).numpy()
-            for name, t in plain.items()
+        half = torch.bfloat16  # which numpy does not have
+        return {
+            name: (t.float() if t.dtype == half else t).detach().cpu().numpy()
+            for name, t in tensors.items()
         }
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, which replaces ``path`` as a whole; numbers are checked."""
         check_result(self, str(path))
-        names = {"fields": self.fields, "classes": self.classes}
-        about = {"version": __version__, **names, "meta": meta_to_write(self.meta)}
-        write_safetensors(path, dict(self._tensors()), {"boxcov.detections": to_json(about)})
+        about = {"version": __version__, "fields": self.fields, "classes": self.classes}
+        about["meta"] = meta_to_write(self.meta)
+        write_safetensors(path, dict(self._tensors()), {_KEY: to_json(about)})
 
     @staticmethod
     def load(path: str | Path) -> Detections:
         """Load detections; raise if the file is damaged or its numbers are out of range."""
-        what = "a file of boxcov detections"
-        with open_tensors(path, what, "boxcov.detections") as (about, file):
-            stored = _SHAPES.keys() & file.keys()
-            tensors = {name: file.get_tensor(name) for name in stored}
+        with open_tensors(path, "a file of boxcov detections", _KEY) as (about, file):
+            tensors = {name: file.get_tensor(name) for name in _SHAPES.keys() & file.keys()}
             fields, classes = check_names(about["fields"], about["classes"])
             meta = check_meta(about["meta"])
             found = Detections(**tensors, fields=fields, classes=classes, meta=meta)

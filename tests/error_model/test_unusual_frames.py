@@ -36,6 +36,11 @@ def faded(frames: list, factor: float) -> list:
     return [(factor * inputs, targets) for inputs, targets in frames]
 
 
+def test_certainty_by_hand() -> None:
+    certainty = frame_certainty(boxes(torch.tensor([0.9, 0.1, 0.5]), per_frame=2))
+    assert certainty.tolist() == pytest.approx([0.82, 0.82, 0.5])
+
+
 def test_certainty_is_the_same_for_many_boxes() -> None:
     torch.manual_seed(0)
     found = boxes(torch.rand(3000))

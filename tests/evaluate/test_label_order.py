@@ -41,5 +41,5 @@ def test_values_of_frames() -> None:
     assert frame_values(values, frame, 4, "mean").tolist() == [6, 0, 1.5, 0]
     assert frame_values(values, frame, 4, "max").tolist() == [6, 0, 2, 0]
     assert frame_values(np.zeros(0), np.zeros(0, int), 2).tolist() == [0, 0]
-    with pytest.raises(BoxcovError, match="aggregate must be sum, mean, max"):
+    with pytest.raises(BoxcovError, match="aggregate must be one of sum, mean, max"):
         frame_values(values, frame, 4, "median")  # type: ignore[arg-type]

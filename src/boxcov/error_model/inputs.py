@@ -73,13 +73,7 @@ def stack_inputs(inputs: _Columns, names: Sequence[str]) -> Tensor:
 
 
 def frame_certainty(found: Detections) -> Tensor:
-    """Return the mean score of the boxes of each box's frame (m,), weighted by the score.
-
-    >>> from torch import tensor, zeros
-    >>> frame, scores = tensor([0, 0, 1]), tensor([0.9, 0.1, 0.5])
-    >>> frame_certainty(Detections(zeros(3, 1), scores, frame, frame, ("x",), ("car", "bus")))
-    tensor([0.8200, 0.8200, 0.5000])
-    """
+    """Return the mean score of the boxes of each box's frame (m,), weighted by the score."""
     scores = found.scores.to(torch.float32).clamp(_MIN_SCORE, 1.0)  # an integer would not export
     powers = torch.stack([scores, scores.square()], 1)
     if len(found) > _MOST:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from boxcov.detections import Detections
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, check_choice
 
 Array = NDArray[Any]
 Aggregate = Literal["sum", "mean", "max"]
@@ -54,8 +54,7 @@ def frame_values(values: Array, frame: Array, count: int, aggregate: Aggregate =
     >>> frame_values(np.array([1.0, 2.0, 5.0]), np.array([0, 0, 2]), 3, "mean").tolist()
     [1.5, 0.0, 5.0]
     """
-    if aggregate not in get_args(Aggregate):
-        raise BoxcovError(f"aggregate must be {', '.join(get_args(Aggregate))}, got {aggregate!r}")
+    check_choice("aggregate", aggregate, Aggregate)
     found = np.zeros(count)
     if aggregate == "max":
         np.maximum.at(found, frame, values)

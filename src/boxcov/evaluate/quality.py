@@ -150,11 +150,7 @@ def _share(part: int, whole: int) -> float:
 
 
 def ranks(values: Array) -> Array:
-    """Return the rank (n,) of each value among the distinct values, from 0; equal values share one.
-
-    >>> ranks(np.array([0.5, 0.1, 0.5, 2.0])).tolist()
-    [1, 0, 1, 2]
-    """
+    """Return the rank (n,) of each value among the distinct values, from 0; equal ones share it."""
     values = np.asarray(values, dtype=float)
     _check_known(values, "values to rank")
     return np.unique(values, return_inverse=True)[1].reshape(-1)

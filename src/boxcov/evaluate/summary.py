@@ -27,7 +27,7 @@ from boxcov.evaluate.covariance_metrics import (
     region_coverage,
     student_nll,
 )
-from boxcov.evaluate.intervals import Chance, bootstrap, partition_chance, shuffle_chance
+from boxcov.evaluate.intervals import bootstrap, partition_chance, shuffle_chance
 from boxcov.evaluate.quality import (
     ERRORS,
     METRICS,
@@ -84,8 +84,8 @@ def summarise(records: Records, replicates: int = 200, seed: int = 0) -> dict[st
     """
     cells = _with_intervals(_statistics(records), (records,), replicates, seed)
     chances = _chances(records, replicates, seed)
-    for name, error in _CELLS:
-        chance = chances.get((name, error), Chance(*3 * [float("nan")]))
+    for name, error in _CELLS:  # P(U) and P(A) have no chance level
+        chance = chances.get((name, error), 3 * [None])
         cells[name][error] |= dict(zip(("chance", "chance_low", "chance_high"), chance))
     return without_nan(
         {
@@ -134,11 +134,8 @@ def compare(
     1.0
     """
     of_a, of_b = _statistics(a), _statistics(b)
-
-    def difference(rows_a: Array, rows_b: Array) -> Array:
-        return of_a(rows_a) - of_b(rows_b)
-
-    return without_nan(_with_intervals(difference, (a, b), replicates, seed))
+    cells = _with_intervals(lambda i, j: of_a(i) - of_b(j), (a, b), replicates, seed)
+    return without_nan(cells)
 
 
 def _with_intervals(
@@ -174,16 +171,16 @@ def _statistics(records: Records) -> Callable[[Array], Array]:
     return statistics
 
 
-def _chances(records: Records, replicates: int, seed: int) -> dict[tuple[str, str], Chance]:
-    found: dict[tuple[str, str], Chance] = {}
-    for error, part in partitions(records.iou, records.l2, records.uncertainty).items():
-        found |= {(name, error): value for name, value in partition_chance(part, seed=seed).items()}
+def _chances(records: Records, replicates: int, seed: int) -> dict[tuple[str, str], Any]:
     u_ranks, paired = ranks(records.uncertainty), records.paired
     cases = {
         "IoU": (1 - records.iou, ~accurate_iou(records.iou), u_ranks),
         "l2": (records.l2[paired], ~accurate_l2(records.l2[paired]), u_ranks[paired]),
     }
-    for error, (size, bad, u) in cases.items():
+    found: dict[tuple[str, str], Any] = {}
+    for error, part in partitions(records.iou, records.l2, records.uncertainty).items():
+        found |= {(name, error): value for name, value in partition_chance(part, seed=seed).items()}
+        size, bad, u = cases[error]
         auroc = partial(auroc_from_ranks, bad)
         ause = partial(ause_from_ranks, size, error_ranks=ranks(size))
         found["AUROC", error] = shuffle_chance(auroc, u, replicates, seed)
@@ -316,12 +313,10 @@ def _with_covariance(records: Records, seed: int) -> dict[str, Records]:
     """Return baselines with the log variances of a method as further columns, by name."""
     if records.covariance is None:
         return {}
-    columns = covariance_features(records)
-    found = {SIZE: score_and_size(records, columns, seed=seed)}
+    extra = {SIZE: covariance_features(records)}
     if records.signals is not None:
-        columns = np.concatenate([columns, signal_features(records)], 1)
-        found[SIGNALS] = score_and_size(records, columns, seed=seed)
-    return found
+        extra[SIGNALS] = np.concatenate([extra[SIZE], signal_features(records)], 1)
+    return {name: score_and_size(records, columns, seed=seed) for name, columns in extra.items()}
 
 
 def _covariance_cells(summary: dict[str, Any]) -> dict[str, Any]:
