@@ -246,12 +246,12 @@ def _choose_inputs(inputs: Mapping[str, Tensor], exclude: Sequence[str]) -> dict
     """
     chosen = {name: x for name, x in inputs.items() if not name.startswith(tuple(exclude))}
     _check_finite(chosen)
-    rare = {n for n, x in chosen.items() if n.startswith(_FLAGS) and float(x.sum()) < MIN_CLASS}
-    return {
-        name: x
-        for name, x in chosen.items()
-        if name == "score" or (name not in rare and bool((x != x[0]).any()))
-    }
+
+    def is_useful(name: str, x: Tensor) -> bool:
+        is_rare = name.startswith(_FLAGS) and float(x.sum()) < MIN_CLASS
+        return name == "score" or (not is_rare and bool((x != x[0]).any()))
+
+    return {name: x for name, x in chosen.items() if is_useful(name, x)}
 
 
 def _check_finite(inputs: Mapping[str, Tensor]) -> None:
@@ -286,8 +286,8 @@ def _targets(records: Records, thresholds: Sequence[float], unit: Tensor) -> Tar
     errors = torch.as_tensor(records.as_axes().errors).float()
     flipped = errors.new_zeros(len(errors))
     if "yaw" in records.fields:
-        yaw = np.abs(records.errors[:, records.fields.index("yaw")])
-        flipped = torch.as_tensor(yaw > pi / 2).float()
+        yaw = records.errors[:, records.fields.index("yaw")]
+        flipped = torch.as_tensor(np.abs(yaw) > pi / 2).float()
     below = torch.as_tensor(records.iou)[:, None] < torch.tensor(thresholds, dtype=torch.float64)
     return Targets(torch.as_tensor(records.paired), below.float(), flipped, errors / unit)
 

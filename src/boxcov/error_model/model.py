@@ -79,12 +79,12 @@ class ErrorModel:
     def report_inputs(self, found: Detections) -> ReportInputs:
         """Return what can be computed beside the covariance and the signals."""
         labels, ranges = class_range_index(found)
-        group, noise = self.regions.group_of[labels, ranges], self._noise_variance[labels]
-        return ReportInputs(report_inputs(found), group, noise)
+        group = self.regions.group_of[labels, ranges]
+        return ReportInputs(report_inputs(found), group, self._noise_variance[labels])
 
-    def standardise(self, inputs: Mapping[str, Tensor]) -> Tensor:
+    def standardise(self, inputs: dict[str, Tensor]) -> Tensor:
         """Return the inputs of the network (m, P)."""
-        x = stack_inputs(dict(inputs), self.inputs)
+        x = stack_inputs(inputs, self.inputs)
         return ((x - self.centre) / self.spread).clamp(-LIMIT, LIMIT)
 
     @full_precision()

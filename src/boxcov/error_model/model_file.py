@@ -75,16 +75,13 @@ def _check_shapes(model: ErrorModel) -> None:
         network += [(K, P, W), (K, 1, W), (K, W, W), (K, 1, W), (K, W, O)]
     expected |= {f"network.{i}": shape for i, shape in enumerate(network)}
     if model.widening is not None:
-        shapes = {"bound": (), "factors": (L, D), "joint": (L,), "no_object": (2,)}
-        shapes |= {"iou_below": (2,)}
-        expected |= {f"{WIDENING}{name}": shape for name, shape in shapes.items()}
-    tensors = model.tensors()
-    for name in tensors.keys() | expected.keys():
-        shape = tuple(tensors[name].shape) if name in tensors else None
-        if shape != expected.get(name):
-            raise ValueError(
-                f"{name} of the error model has shape {shape}, expected {expected.get(name)}"
-            )
+        wide = {"bound": (), "factors": (L, D), "joint": (L,), "no_object": (2,), "iou_below": (2,)}
+        expected |= {f"{WIDENING}{name}": shape for name, shape in wide.items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.tensors().items()}
+    for name in shapes.keys() | expected.keys():
+        own, right = shapes.get(name), expected.get(name)
+        if own != right:
+            raise ValueError(f"{name} of the error model has shape {own}, expected {right}")
 
 
 def _check_numbers(model: ErrorModel) -> None:

@@ -102,12 +102,11 @@ def _nearness(fields: tuple[str, ...], boxes: Array, objects: Array) -> Array:
 
 def _overlap(fields: tuple[str, ...], a: Array, b: Array) -> Array:
     """Return the IoU (m, k) of each box of a with each of b, seen from above or in the image."""
-    found = np.zeros((len(a), len(b)))
     if has_layout(fields, IMAGE):
         at = columns(fields, IMAGE)
-        i, j = (index.ravel() for index in np.indices(found.shape))
-        found[i, j] = iou_2d(a[i][:, at], b[j][:, at])
-        return found
+        i, j = np.indices((len(a), len(b))).reshape(2, -1)
+        return iou_2d(a[i][:, at], b[j][:, at]).reshape(len(a), len(b))
+    found = np.zeros((len(a), len(b)))
     at = columns(fields, ("x", "y", "w", "l", "yaw"))
     a, b = a[:, at], b[:, at]
     distance = np.linalg.norm(a[:, None, :2] - b[:, :2], axis=2)

@@ -176,8 +176,7 @@ def miss_probability(fields: tuple[str, ...], truth: GroundTruth, missed: Array)
         place = _sides(fields, boxes).prod(1)
     else:
         place = np.hypot(*boxes[:, columns(fields, ("x", "y"))].T)
-    is_missed = np.isin(np.arange(len(boxes)), missed)
-    found = np.ones(len(boxes))
+    is_missed, found = np.isin(np.arange(len(boxes)), missed), np.ones(len(boxes))
     for label in np.unique(truth.labels):
         rows = np.flatnonzero(truth.labels == label)
         rows = rows[np.argsort(place[rows], kind="stable")]
