@@ -14,7 +14,7 @@ these p-values the frames of the stream join the usual ones, so they are indepen
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import ceil, log
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ Array = np.ndarray[Any, Any]
 SINGLE = ("boxes", "objects", "certainty", "width")  # all further numbers make up the distance
 MAX_FRAMES = 5000  # of usual frames and of the stream together, to bound the cost per frame
 _KEY = "boxcov.monitor"
+_RATES = ("false_alarm_rate", "run_length")
 _SHRINKAGE = 0.3  # of the covariance of the numbers towards its diagonal
 _LARGE = 2.0  # standard deviations from which on a number is given as a reason
 _VELOCITY = ("vx", "vy")  # of next to nothing for objects at rest
@@ -45,15 +46,6 @@ class Verdict:
     evidence: float  # of the stream so far; 1 is none
     change: bool  # whether the evidence has reached the run length; then it is reset to 0
     reasons: tuple[str, ...]  # in words, the largest first; empty without alarm and change
-
-
-@dataclass(frozen=True)
-class _Stored:
-    """The content of a file."""
-
-    usual: dict[str, list[float | None]]
-    false_alarm_rate: float
-    run_length: float
 
 
 class Monitor:
@@ -162,16 +154,17 @@ class Monitor:
             name: [None if np.isnan(value) else value for value in column.tolist()]
             for name, column in self.usual.items()
         }
-        stored = _Stored(usual, self.false_alarm_rate, self.run_length)
-        write_text(path, to_json({_KEY: asdict(stored)}) + "\n")
+        rates = {name: getattr(self, name) for name in _RATES}
+        write_text(path, to_json({_KEY: {"usual": usual, **rates}}) + "\n")
 
     @staticmethod
     def load(path: str | Path) -> Monitor:
         """Load a monitor; raise if the file is damaged."""
         with reading(path, "a file of a boxcov monitor"):
-            stored = conform(read_json(path)[_KEY], _Stored, _KEY)
-            usual = {name: np.array(column, float) for name, column in stored.usual.items()}
-            return Monitor(usual, stored.false_alarm_rate, stored.run_length)
+            stored = read_json(path)[_KEY]
+            usual = conform(stored["usual"], dict[str, list[float | None]], "usual")
+            rates = {name: conform(stored[name], float, name) for name in _RATES}
+            return Monitor({name: np.array(c, float) for name, c in usual.items()}, **rates)
 
 
 def frame_numbers(found: Detections | Mapping[str, Any]) -> dict[str, float]:

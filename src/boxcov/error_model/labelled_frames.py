@@ -67,6 +67,18 @@ def _pair(frames: Sequence[Any], number: int) -> tuple[Any, Any]:
     return item[0], item[1]
 
 
+def _predict(model: Predictor, inputs: Any, target: Any, number: int) -> tuple[Detections, Any]:
+    """Return the boxes of an item, on the CPU, and its targets; raise if they lack a frame."""
+    found = model.with_signals(inputs).to("cpu")
+    frames = int(found.frame.max()) + 1 if len(found) else 0
+    if frames > len(target):
+        raise BoxcovError(
+            f"item {number} has boxes in {frames} frames, but targets of {len(target)}: give one "
+            "dict of targets per frame"
+        )
+    return found, target
+
+
 def _join(items: Sequence[tuple[Detections, Any]]) -> tuple[Detections, GroundTruth]:
     """Return boxes and objects of items, of one or more frames each, as those of one sequence."""
     starts = accumulate((len(target) for _, target in items), initial=0)
@@ -81,7 +93,7 @@ def predict_frames(
     items = []
     for number in range(len(frames)):
         inputs, target = _pair(frames, number)
-        items.append((model.with_signals(inputs).to("cpu"), target))
+        items.append(_predict(model, inputs, target, number))
         if progress is not None:
             progress(number + 1, len(frames))
     found, truth = _join(items)
@@ -157,7 +169,7 @@ def predict_copies(
         with _named(f"copies of item {number}", partial(model.with_signals, inputs)):
             for changed, objects in changed_copies(detector, inputs, target, number, copies):
                 try:
-                    items.append((model.with_signals(changed).to("cpu"), objects))
+                    items.append(_predict(model, changed, objects, number))
                 except NotFiniteError:
                     continue
                 source += range(first, first + len(target))

@@ -149,6 +149,5 @@ class Records:
     def without_covariance(self, uncertainty: Array) -> Records:
         """Return the same predictions with the u (n,) of a baseline that has no covariance."""
         names = ("covariance", "predictive", "score_variance", "signals")
-        calibrated = ("risk", "regions", "scale", "dof")
-        bare: dict[str, Any] = dict.fromkeys(names + calibrated)
+        bare: dict[str, Any] = dict.fromkeys((*names, "risk", "regions", "scale", "dof"))
         return replace(self, uncertainty=uncertainty, **bare)
