@@ -264,8 +264,8 @@ class Detections:
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, which replaces ``path`` as a whole; numbers are checked."""
         check_result(self, str(path))
-        about = {"version": __version__, "fields": self.fields, "classes": self.classes}
-        about["meta"] = meta_to_write(self.meta)
+        about = {"version": __version__, "meta": meta_to_write(self.meta)}
+        about |= {"fields": self.fields, "classes": self.classes}
         write_safetensors(path, dict(self._tensors()), {_KEY: to_json(about)})
 
     @staticmethod

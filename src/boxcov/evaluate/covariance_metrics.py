@@ -76,8 +76,8 @@ def _fit_complete(errors: Array, covariance: Array, rounding: float) -> tuple[Ar
     """Return NLL and NEES (n,) of errors without NaN, from the correlation matrices."""
     d = errors.shape[1]
     variance = np.diagonal(covariance, axis1=1, axis2=2)
-    sound = np.isfinite(covariance).all((1, 2)) & (variance > 0).all(1)
-    sound = sound & np.isfinite(errors).all(1)
+    sound: Array = np.all(np.isfinite(covariance), axis=(1, 2)) & np.all(variance > 0, axis=1)
+    sound &= np.all(np.isfinite(errors), axis=1)
     sd = np.sqrt(np.where(sound[:, None], variance, 1))
     usable = np.where(sound[:, None, None], covariance, np.eye(d))
     correlation = usable / sd[:, :, None] / sd[:, None, :]

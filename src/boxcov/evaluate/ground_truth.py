@@ -31,13 +31,7 @@ _MATCHED = (  # arrays of detections that match() takes
 
 
 def check_targets(targets: Any, number: int) -> None:
-    """Raise unless the targets of item ``number`` are one dict per frame, with boxes and labels.
-
-    >>> check_targets([{"boxes": torch.zeros(2, 4)}], 7)
-    Traceback (most recent call last):
-    ...
-    boxcov.errors.BoxcovError: the targets of item 7 are no list of one dict per frame ...
-    """
+    """Raise unless the targets of item ``number`` are one dict per frame, with boxes and labels."""
     names = ("boxes", "labels")
     if not isinstance(targets, (list, tuple)) or not all(
         isinstance(target, Mapping)
@@ -81,9 +75,8 @@ class GroundTruth:
     frames: int  # number of frames, including those without objects
 
     def __repr__(self) -> str:
-        return (
-            f"GroundTruth({counted(len(self.labels), 'object')} in {counted(self.frames, 'frame')})"
-        )
+        objects, frames = counted(len(self.labels), "object"), counted(self.frames, "frame")
+        return f"GroundTruth({objects} in {frames})"
 
     @staticmethod
     def from_frames(frames: Iterable[Any]) -> GroundTruth:
@@ -138,9 +131,9 @@ class GroundTruth:
     def load(path: Path) -> tuple[GroundTruth, dict[str, Any]]:
         """Return the objects and the metadata that ``save`` wrote."""
         with open_tensors(path, "objects of frames", _KEY) as (meta, file):
-            boxes, labels, frame = (file.get_tensor(name).numpy() for name in _ARRAYS)
+            boxes, labels, frame = arrays = [file.get_tensor(name).numpy() for name in _ARRAYS]
             shapes = {boxes.shape[:1], labels.shape, frame.shape}
-            kinds = "".join(array.dtype.kind for array in (boxes, labels, frame))
+            kinds = "".join(array.dtype.kind for array in arrays)
             if boxes.ndim != 2 or len(shapes) != 1 or kinds != "fii":
                 raise ValueError(f"arrays of shapes {shapes} and kinds {kinds}")
             count = meta.pop("count")

@@ -64,6 +64,7 @@ def compare_labels(found: Detections, truth: GroundTruth) -> LabelComparison | N
         return None
     found = found[found.scores > CONFIDENT][:_MOST]
     arrays = found.numpy()
+    given: dict[str, Any] = {name: arrays[name] for name in ("boxes", "scores", "labels", "frame")}
     near = truth.frame <= arrays["frame"].max(initial=-1)
     labelled = truth.columns(fields)[near]
 
@@ -72,8 +73,10 @@ def compare_labels(found: Detections, truth: GroundTruth) -> LabelComparison | N
         for name, column in changed.items():
             objects[:, fields.index(name)] = column
         return match(
-            *(arrays[name] for name in ("boxes", "scores", "labels", "frame")),
-            *(objects, truth.labels[near], truth.frame[near]),
+            **given,
+            truth_boxes=objects,
+            truth_labels=truth.labels[near],
+            truth_frame=truth.frame[near],
             fields=fields,
             classes=found.classes,
             uncertainty=arrays["scores"],

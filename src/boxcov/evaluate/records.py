@@ -56,12 +56,12 @@ class Records:
     pair: Array | None = None  # (n,) number of the paired object in the ground truth, -1 for none
 
     def __repr__(self) -> str:
-        with_covariance = "without" if self.covariance is None else "with"
+        frames = counted(len(np.unique(self.frame)), "frame")
+        classes = counted(len(self.classes), "class")
         return (
-            f"Records({counted(len(self), 'prediction')} in "
-            f"{counted(len(np.unique(self.frame)), 'frame')}, "
-            f"{int(self.paired.sum())} paired; fields {' '.join(self.fields)}; "
-            f"{counted(len(self.classes), 'class')}; {with_covariance} covariance)"
+            f"Records({counted(len(self), 'prediction')} in {frames}, "
+            f"{int(self.paired.sum())} paired; fields {' '.join(self.fields)}; {classes}; "
+            f"{'without' if self.covariance is None else 'with'} covariance)"
         )
 
     def __len__(self) -> int:
@@ -136,10 +136,8 @@ class Records:
         """
         if "yaw" not in self.fields:
             return self
-        yaw = self.fields.index("yaw")
-        truth = np.array(self.truth, dtype=float)
-        swapped = np.abs(self.errors[:, yaw]) > pi / 2
-        truth[swapped, yaw] += pi
+        yaw, truth = self.fields.index("yaw"), np.array(self.truth, dtype=float)
+        truth[np.abs(self.errors[:, yaw]) > pi / 2, yaw] += pi
         return replace(self, truth=truth)
 
     def with_uncertainty(self, uncertainty: Array) -> Records:
