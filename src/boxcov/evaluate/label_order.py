@@ -12,6 +12,7 @@ from boxcov.errors import BoxcovError, check_choice
 
 Array = NDArray[Any]
 Aggregate = Literal["sum", "mean", "max"]
+Measure = Literal["risk", "epistemic"]
 
 
 def relative_deviation(covariance: Array) -> Array:
@@ -31,11 +32,12 @@ def relative_deviation(covariance: Array) -> Array:
     return np.exp(0.5 * logs.sum(1) / np.maximum(known.sum(1), 1))
 
 
-def box_values(found: Detections, by: Literal["risk", "epistemic"]) -> Array:
+def box_values(found: Detections, by: Measure) -> Array:
     """Return the value of each box (m,): the score times its risk, or its relative deviation.
 
     The score, because a box that the detector itself doubts needs no look: its risk is almost 1.
     """
+    check_choice("by", by, Measure)
     arrays = found.numpy()
     if by == "risk":
         value = found.risk.double().cpu().numpy()
