@@ -146,3 +146,17 @@ def test_a_flag_is_read_together_with_the_numbers() -> None:
     assert check_result(calibrated(), "m", also=torch.tensor(True))
     assert not check_result(calibrated(), "m", also=torch.tensor(False))
     assert not check_result(calibrated()[:0], "m", also=torch.tensor(False))
+
+
+@pytest.mark.parametrize("fields", [("x", "y", "vx", "vy"), ("vx", "x", "vy", "y")])
+@pytest.mark.parametrize("unknown", ["vx", "y"])
+def test_only_velocities_may_be_unknown(fields: tuple[str, ...], unknown: str) -> None:
+    one, zero = torch.ones(1), torch.zeros(1, dtype=torch.long)
+    boxes = torch.ones(1, 4)
+    boxes[0, fields.index(unknown)] = torch.nan
+    detections = Detections(boxes, one, zero, zero, fields, ("car",))
+    if unknown == "vx":
+        check_result(detections, "m")
+    else:
+        with pytest.raises(NotFiniteError, match="position or size"):
+            check_result(detections, "m")

@@ -7,8 +7,10 @@ the error is censored: known if the object ends inside the image, else unknown.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,11 +20,20 @@ SPACE = ("x", "y", "z", "w", "l", "h", "yaw")  # metres and radians
 PLANE = ("x", "y", "w", "l", "yaw")
 IMAGE = ("x1", "y1", "x2", "y2")  # pixels
 MIN_VARIANCE = 1e-30
+T = TypeVar("T", Tensor, np.ndarray[Any, Any])
 
 
 def columns(fields: Sequence[str], names: Sequence[str]) -> list[int]:
     """Return the columns of ``names`` in boxes with these fields."""
     return [list(fields).index(name) for name in names]
+
+
+def sides(columns: Mapping[str, T]) -> dict[str, T]:
+    """Return the sides of boxes by name, given the columns of their fields by name."""
+    if "x1" in columns:
+        width, height = columns["x2"] - columns["x1"], columns["y2"] - columns["y1"]
+        return {"width": width, "height": height}
+    return {name: columns[name] for name in ("w", "l", "h") if name in columns}
 
 
 def has_layout(fields: Sequence[str], names: Sequence[str]) -> bool:

@@ -68,7 +68,6 @@ def concatenate(parts: Sequence[Detections]) -> Detections:
 
 def _kind(part: Detections) -> dict[str, Any]:
     """What the parts of one Detections have in common."""
-    names = {"fields": part.fields, "classes": part.classes}
     tensors = [name for name, _ in part._tensors()]
     meta = {key.replace("_", " "): part.meta.get(key) for key in _SAME}
-    return {**names, "tensors": tensors, **meta}
+    return {"fields": part.fields, "classes": part.classes, "tensors": tensors, **meta}

@@ -34,10 +34,8 @@ _SCHEMA: dict[str, Any] = {
 
 def check_names(fields: Any, classes: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of a file; raise if they are more than any detector has, or not distinct."""
-    fields, classes = (
-        conform(names, tuple[str, ...], what)
-        for what, names in (("fields", fields), ("classes", classes))
-    )
+    fields = conform(fields, tuple[str, ...], "fields")
+    classes = conform(classes, tuple[str, ...], "classes")
     for what, names, most in (("fields", fields, MAX_FIELDS), ("classes", classes, MAX_CLASSES)):
         if len(names) > most:
             raise BoxcovError(f"{len(names)} {what}, at most {most} are read")
@@ -61,14 +59,15 @@ def check_meta(meta: Any, boxes_until: int = 0) -> Mapping[str, Any]:
             raise BoxcovError(
                 f"meta.{name} is {meta[name]}, expected a whole number from 0 to {MAX_FRAMES}"
             )
-    frames = meta.get("frames", max(boxes_until, len(meta.get("milliseconds", ()))))
+    times = len(meta.get("milliseconds", ()))
+    frames = meta.get("frames", max(boxes_until, times))
     if frames < boxes_until:
         raise BoxcovError(
             f"meta.frames is {frames}, but there are boxes in frame {boxes_until - 1}"
         )
-    if len(meta.get("milliseconds", ())) > frames:
+    if times > frames:
         raise BoxcovError(f"meta.milliseconds has more numbers than the {counted(frames, 'frame')}")
-    return dict(meta)
+    return meta
 
 
 def meta_to_write(meta: Mapping[str, Any]) -> dict[str, Any]:

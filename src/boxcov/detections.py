@@ -21,6 +21,7 @@ from boxcov.errors import BoxcovError, counted, join_names
 from boxcov.result_check import check_result
 from boxcov.version import __version__
 
+_KEY = "boxcov.detections"
 PART_BELOW = "variance below instances"  # signals of an estimator; the others are the detector's
 # m boxes, D fields, S signals, T thresholds, L levels
 _NAMES = {
@@ -149,7 +150,7 @@ class Detections:
     @property
     def uncertainty(self) -> Tensor:
         """The trace of each covariance (m,), the paper's u."""
-        return self._covariance().diagonal(dim1=1, dim2=2).sum(1)
+        return self._needed("covariance").diagonal(dim1=1, dim2=2).sum(1)
 
     @property
     def clipped(self) -> Tensor:
@@ -179,7 +180,7 @@ class Detections:
         NaN, as ``scale``, for a field that a change of the coordinate frame mixed from several.
         """
         numbers = [float("nan") if n is None else n for n in self._error_model("dof")]
-        return self._calibrated("scale").new_tensor(numbers)
+        return self._needed("scale").new_tensor(numbers)
 
     def misplaced_at(self, iou: float) -> Tensor:
         """Return P(IoU below ``iou`` | there is an object) (m,), linear between the thresholds."""
@@ -189,14 +190,14 @@ class Detections:
                 f"iou must lie between {thresholds[0]} and {thresholds[-1]}, the thresholds of the "
                 f"error model, got {iou}"
             )
-        below = self._calibrated("iou_below")
+        below = self._needed("iou_below")
         after = max(1, sum(t < iou for t in thresholds))
         low, high = thresholds[after - 1], thresholds[after]
         return torch.lerp(below[:, after - 1], below[:, after], (iou - low) / (high - low))
 
     def risk_at(self, iou: float) -> Tensor:
         """Return P(there is no object, or the IoU is below ``iou``) (m,)."""
-        no_object = self._calibrated("no_object")
+        no_object = self._needed("no_object")
         return no_object + (1 - no_object) * self.misplaced_at(iou)
 
     def region(self, level: float, joint: bool = False) -> Tensor:
@@ -211,7 +212,7 @@ class Detections:
         higher = [i for i, one in enumerate(levels) if one >= level - 1e-9]
         if not 0 < level < 1 or not higher:
             raise BoxcovError(f"level must lie above 0 and be at most {levels[-1]}, got {level}")
-        return self._calibrated("joint_widths" if joint else "region_widths")[:, higher[0]]
+        return self._needed("joint_widths" if joint else "region_widths")[:, higher[0]]
 
     def field(self, name: str) -> Tensor:
         """Return one field of all boxes (m,), by name."""
@@ -220,18 +221,18 @@ class Detections:
     def std(self, name: str) -> Tensor:
         """Return the standard deviation of one field (m,), by name."""
         column = self._column(name)
-        return self._covariance()[:, column, column].sqrt()
+        return self._needed("covariance")[:, column, column].sqrt()
 
     def frames(self, count: int | None = None) -> list[Detections]:
         """Return the detections of each frame of the batch.
 
         Give the number of frames if the last ones may be empty.
         """
-        count = self._count() if count is None else count
-        last = self._count() - 1
-        if last >= count:
+        known = self._count()
+        count = known if count is None else count
+        if known > count:
             raise BoxcovError(
-                f"there are boxes in frame {last}, but only {counted(count, 'frame')}"
+                f"there are boxes in frame {known - 1}, but only {counted(count, 'frame')}"
             )
         rows = self[self.frame.argsort(stable=True)]
         numbers = torch.arange(count + 1, device=self.frame.device, dtype=self.frame.dtype)
@@ -254,26 +255,24 @@ class Detections:
             tensors["uncertainty"] = self.uncertainty
         if self.no_object is not None:
             tensors |= {"misplaced": self.misplaced, "risk": self.risk}
-        plain = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
-        return {  # numpy has no bfloat16
-            name: (t.float() if t.dtype == torch.bfloat16 else t).numpy()
-            for name, t in plain.items()
+        half = torch.bfloat16  # which numpy does not have
+        return {
+            name: (t.float() if t.dtype == half else t).detach().cpu().numpy()
+            for name, t in tensors.items()
         }
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, which replaces ``path`` as a whole; numbers are checked."""
         check_result(self, str(path))
-        names = {"fields": self.fields, "classes": self.classes}
-        about = {"version": __version__, **names, "meta": meta_to_write(self.meta)}
-        write_safetensors(path, dict(self._tensors()), {"boxcov.detections": to_json(about)})
+        about = {"version": __version__, "meta": meta_to_write(self.meta)}
+        about |= {"fields": self.fields, "classes": self.classes}
+        write_safetensors(path, dict(self._tensors()), {_KEY: to_json(about)})
 
     @staticmethod
     def load(path: str | Path) -> Detections:
         """Load detections; raise if the file is damaged or its numbers are out of range."""
-        what = "a file of boxcov detections"
-        with open_tensors(path, what, "boxcov.detections") as (about, file):
-            stored = _SHAPES.keys() & file.keys()
-            tensors = {name: file.get_tensor(name) for name in stored}
+        with open_tensors(path, "a file of boxcov detections", _KEY) as (about, file):
+            tensors = {name: file.get_tensor(name) for name in _SHAPES.keys() & file.keys()}
             fields, classes = check_names(about["fields"], about["classes"])
             meta = check_meta(about["meta"])
             found = Detections(**tensors, fields=fields, classes=classes, meta=meta)
@@ -325,29 +324,26 @@ class Detections:
         present = ((name, getattr(self, name)) for name in _SHAPES)
         return [(name, tensor) for name, tensor in present if tensor is not None]
 
-    def _error_model(self, key: str) -> Any:
-        """What ``ErrorModel.summary`` says about the error model that filled these detections."""
-        if self.no_object is None:
-            raise BoxcovError(_UNCALIBRATED)
-        return self.meta["error_model"][key]
-
-    def _calibrated(self, name: str) -> Tensor:
-        """A tensor of the error model."""
+    def _needed(self, name: str) -> Tensor:
+        """Return one of the tensors by name; raise if these detections lack it."""
         value: Tensor | None = getattr(self, name)
+        if value is None and name == "covariance":
+            raise BoxcovError(
+                "these detections have no covariance: use MCGLM, ExactGLM, GLM or MCI"
+            )
         if value is None:
             raise BoxcovError(
                 _UNCALIBRATED if self.no_object is None else f"these detections have no {name}"
             )
         return value
 
+    def _error_model(self, key: str) -> Any:
+        """What ``ErrorModel.summary`` says about the error model that filled these detections."""
+        if self.no_object is None:
+            raise BoxcovError(_UNCALIBRATED)
+        return self.meta["error_model"][key]
+
     def _column(self, name: str) -> int:
         if name not in self.fields:
             raise BoxcovError(f"no field {name!r}: the boxes have {', '.join(self.fields)}")
         return self.fields.index(name)
-
-    def _covariance(self) -> Tensor:
-        if self.covariance is None:
-            raise BoxcovError(
-                "these detections have no covariance: use MCGLM, ExactGLM, GLM or MCI"
-            )
-        return self.covariance

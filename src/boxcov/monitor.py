@@ -13,8 +13,8 @@ these p-values the frames of the stream join the usual ones, so they are indepen
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import ceil, log
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ Array = np.ndarray[Any, Any]
 SINGLE = ("boxes", "objects", "certainty", "width")  # all further numbers make up the distance
 MAX_FRAMES = 5000  # of usual frames and of the stream together, to bound the cost per frame
 _KEY = "boxcov.monitor"
+_RATES = ("false_alarm_rate", "run_length")
 _SHRINKAGE = 0.3  # of the covariance of the numbers towards its diagonal
 _LARGE = 2.0  # standard deviations from which on a number is given as a reason
 _VELOCITY = ("vx", "vy")  # of next to nothing for objects at rest
@@ -45,15 +46,6 @@ class Verdict:
     evidence: float  # of the stream so far; 1 is none
     change: bool  # whether the evidence has reached the run length; then it is reset to 0
     reasons: tuple[str, ...]  # in words, the largest first; empty without alarm and change
-
-
-@dataclass(frozen=True)
-class _Stored:
-    """The content of a file."""
-
-    usual: dict[str, list[float | None]]
-    false_alarm_rate: float
-    run_length: float
 
 
 class Monitor:
@@ -119,43 +111,42 @@ class Monitor:
                 f"the frame and the usual frames differ in {', '.join(missing)}: predict both with "
                 "the same method and posterior"
             )
-        row, names = np.array([numbers[name] for name in self.usual]), tuple(self.usual)
-        deviations = _deviations(np.vstack([self._table, row]), names)
-        p_value = _rank(_unusual(deviations))
+        row = np.array([numbers[name] for name in self.usual])
+        deviations = _deviations(np.vstack([self._table, row]), self.usual)
+        # of each row: how far the number that is farthest from its mean is from it
+        unusual = np.maximum(np.abs(deviations[:, :-1]).max(1, initial=0), deviations[:, -1])
+        p_value = _rank(unusual)
         alarm = p_value <= self.false_alarm_rate
-        evidence = self._accumulate(np.vstack([self._joined, row]), names)
+        evidence = self._accumulate(np.vstack([self._joined, row]))
         change = bool(evidence.mean() >= self.run_length)
         self._evidence = np.zeros(()) if change else evidence
-        reasons: tuple[str, ...] = ()
+        reasons: list[str] = []
         if alarm:
             reasons = self._reasons(deviations[-1], _LARGE, numbers)
         elif change:  # the last frame need not be unusual
             larger, smaller = evidence.reshape(2, -1)
             signed = np.where(larger >= smaller, larger, -smaller)
             reasons = self._reasons(signed, self.run_length, {})
-        return Verdict(p_value, alarm, float(evidence.mean()), change, reasons)
+        return Verdict(p_value, alarm, float(evidence.mean()), change, tuple(reasons))
 
-    def _accumulate(self, joined: Array, names: Sequence[str]) -> Array:
+    def _accumulate(self, joined: Array) -> Array:
         """Return the evidence (2 S + 2,) of each number after the last of the joined frames."""
         if len(joined) <= MAX_FRAMES:
             self._joined = joined
-        deviations = _deviations(joined, names)
-        sides = [*deviations.T, *(-deviations[:, :-1]).T]
-        bets = [_bet(_rank(side)) for side in sides]
+        deviations = _deviations(joined, self.usual)
+        bets = [_bet(_rank(side)) for side in (*deviations.T, *(-deviations[:, :-1]).T)]
         # the distance has one side; its second one never moves
         return (self._evidence + 1) * np.array([*bets, 0.0])
 
-    def _reasons(
-        self, signed: Array, least: float, numbers: Mapping[str, float]
-    ) -> tuple[str, ...]:
+    def _reasons(self, signed: Array, least: float, numbers: Mapping[str, float]) -> list[str]:
         """Return in words which sizes (S + 1,) are at least ``least``; always the largest one."""
         names = [name for name in self.usual if name in SINGLE] + ["distance"]
         order = np.argsort(-np.abs(signed), kind="stable")
-        return tuple(
+        return [
             _words(names[i], signed[i], numbers.get(names[i]), self.usual.get(names[i]))
             for i in order
             if i == order[0] or abs(signed[i]) >= least
-        )
+        ]
 
     def save(self, path: str | Path) -> None:
         """Write one JSON file, which replaces ``path`` as a whole. The evidence is not stored."""
@@ -163,16 +154,17 @@ class Monitor:
             name: [None if np.isnan(value) else value for value in column.tolist()]
             for name, column in self.usual.items()
         }
-        stored = _Stored(usual, self.false_alarm_rate, self.run_length)
-        write_text(path, to_json({_KEY: asdict(stored)}) + "\n")
+        rates = {name: getattr(self, name) for name in _RATES}
+        write_text(path, to_json({_KEY: {"usual": usual, **rates}}) + "\n")
 
     @staticmethod
     def load(path: str | Path) -> Monitor:
         """Load a monitor; raise if the file is damaged."""
         with reading(path, "a file of a boxcov monitor"):
-            stored = conform(read_json(path)[_KEY], _Stored, _KEY)
-            usual = {name: np.array(column, float) for name, column in stored.usual.items()}
-            return Monitor(usual, stored.false_alarm_rate, stored.run_length)
+            stored = read_json(path)[_KEY]
+            usual = conform(stored["usual"], dict[str, list[float | None]], "usual")
+            rates = {name: conform(stored[name], float, name) for name in _RATES}
+            return Monitor({name: np.array(c, float) for name, c in usual.items()}, **rates)
 
 
 def frame_numbers(found: Detections | Mapping[str, Any]) -> dict[str, float]:
@@ -184,15 +176,15 @@ def frame_numbers(found: Detections | Mapping[str, Any]) -> dict[str, float]:
     """
     if isinstance(found, Detections):
         check_single_frame(found, "the monitor")
-    arrays = found.numpy() if isinstance(found, Detections) else found
-    fields = found.fields if isinstance(found, Detections) else tuple(found["fields"])
+        found = {"fields": found.fields, **found.numpy()}
+    arrays, fields = found, found["fields"]
     for name in ("scores", "no_object", "covariance"):
         if name in arrays and not np.isfinite(arrays[name]).all():
             raise BoxcovError(f"{name} are not finite")
     scores = np.asarray(arrays["scores"], float)
-    m = len(scores)
-    is_calibrated = "no_object" in arrays
-    weight = 1 - np.asarray(arrays["no_object"], float) if is_calibrated else scores
+    m, weight = len(scores), scores
+    if "no_object" in arrays:
+        weight = 1 - np.asarray(arrays["no_object"], float)
     share = weight / weight.sum() if m and weight.sum() > 0 else np.full(m, 1 / max(m, 1))
 
     def mean(values: Array) -> float:
@@ -203,13 +195,9 @@ def frame_numbers(found: Detections | Mapping[str, Any]) -> dict[str, float]:
     for name in ("covariance", "predictive"):
         if name in arrays:
             C = np.asarray(arrays[name], float).reshape(m, len(fields), len(fields))
-            diagonal = np.einsum("mdd->md", C)
-            logs[name] = np.log(diagonal.clip(1e-12))  # (m, D)
-    numbers = {
-        "boxes": log(1 + m),
-        "objects": log(1 + float(weight.sum())),
-        "certainty": mean(weight),
-    }
+            logs[name] = np.log(np.einsum("mdd->md", C).clip(1e-12))  # (m, D)
+    numbers = {"boxes": log(1 + m), "objects": log(1 + float(weight.sum()))}
+    numbers["certainty"] = mean(weight)
     if logs:
         columns = [i for i, name in enumerate(fields) if name not in _VELOCITY]
         numbers["width"] = mean(0.5 * list(logs.values())[-1][:, columns].mean(1))
@@ -225,7 +213,7 @@ def _stack(rows: Sequence[Mapping[str, float]]) -> dict[str, Array]:
     return {name: np.array([row[name] for row in rows]) for name in (rows[0] if rows else ())}
 
 
-def _deviations(table: Array, names: Sequence[str]) -> Array:
+def _deviations(table: Array, names: Iterable[str]) -> Array:
     """Return how unusual each row (n, P) is: standard scores (n, S + 1), the distance last.
 
     All rows are treated alike, which makes the ranks conformal.
@@ -240,11 +228,6 @@ def _deviations(table: Array, names: Sequence[str]) -> Array:
     distance = np.sqrt(np.einsum("ni,ij,nj->n", rest, np.linalg.inv(S), rest))
     scores = np.column_stack([rows[:, is_single], distance - distance.mean()])
     return scores / scores.std(0).clip(1e-9)
-
-
-def _unusual(deviations: Array) -> Array:
-    """Return how far the number of each row (n,) that is farthest from its mean is from it."""
-    return np.maximum(np.abs(deviations[:, :-1]).max(1, initial=0), deviations[:, -1])
 
 
 def _rank(values: Array) -> float:
@@ -270,6 +253,6 @@ def _words(name: str, z: float, value: float | None, usual: Array | None) -> str
         return words
     low, high = np.nanquantile(usual, (0.05, 0.95), method="nearest")
     if name in ("boxes", "objects"):
-        value, low, high = (np.expm1(v) for v in (value, low, high))
+        value, low, high = np.expm1([value, low, high])
         return f"{words}: {value:.0f}, usually {low:.0f} to {high:.0f}"
     return f"{words}: {value:.2f}, usually {low:.2f} to {high:.2f}"

@@ -72,13 +72,8 @@ def corners(boxes: Array) -> Array:
     """Return the closed outlines (n, 5, 2) of boxes (n, 5), x y w l yaw, first corner repeated."""
     x, y, w, length, yaw = (boxes[:, i, None] for i in range(5))
     along, across = length / 2 * np.array([1, 1, -1, -1, 1]), w / 2 * np.array([1, -1, -1, 1, 1])
-    return np.stack(
-        [
-            x + along * np.cos(yaw) - across * np.sin(yaw),
-            y + along * np.sin(yaw) + across * np.cos(yaw),
-        ],
-        2,
-    )
+    c, s = np.cos(yaw), np.sin(yaw)
+    return np.stack([x + along * c - across * s, y + along * s + across * c], 2)
 
 
 def outlines_from_above(boxes: Array) -> Array:

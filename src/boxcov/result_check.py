@@ -8,7 +8,7 @@ no_object, iou_below, flipped   between 0 and 1
 scale                           finite and above 0, for the fields whose errors are known
 region_widths, joint_widths     at least 0, or infinite, for the fields whose errors are known
 labels                          a number of a class
-boxes, scores                   finite in float32; velocities, which come last, may be NaN
+boxes, scores                   finite in float32; velocities may be NaN
 ==============================  ================================================================
 
 The errors of a field are unknown if the calibration frames had no labels for it. Its numbers are
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from boxcov.detections import Detections
 
 _FLOOR = 1e-6  # smallest standard deviation of a field that counts, relative to the box's largest
+_VELOCITY = ("vx", "vy")
 _Rules = dict[tuple[str, str], Tensor]  # what, its property: which boxes (m,) have it
 
 
@@ -69,7 +70,19 @@ def rows_in_range(found: Detections, unknown: Tensor | None) -> Tensor:
 
 def _rules(found: Detections, unknown: Tensor | None, strict: bool) -> _Rules:
     m = len(found)
-    rules = _covariance_rules(found, unknown, strict)
+    kinds = {}
+    if found.covariance is not None:
+        kinds["covariance"] = found.covariance
+    if found.predictive is not None:
+        kinds["predictive covariance"] = _without_unknown(found.predictive, unknown)
+    rules: _Rules = {}
+    if kinds:  # both in one computation
+        C = torch.cat(list(kinds.values()))
+        held = properties(C)
+        if strict:
+            held["free of negative variances"] = (C.diagonal(dim1=1, dim2=2) >= 0).all(1)
+        for i, what in enumerate(kinds):
+            rules |= {(what, name): ok[i * m : (i + 1) * m] for name, ok in held.items()}
     if found.score_variance is not None:
         row = found.score_variance.unsqueeze(1)
         if found.score_covariance is not None:
@@ -91,31 +104,12 @@ def _rules(found: Detections, unknown: Tensor | None, strict: bool) -> _Rules:
         rules["half width of the region", "at least 0"] = holds.flatten(1).all(1)
     is_class = (found.labels >= 0) & (found.labels < len(found.classes))
     rules["label", "the number of a class"] = is_class
-    known = found.fields.index("vx") if "vx" in found.fields else None  # a velocity may be unknown
-    places = found.boxes[:, :known].float()
-    rules["position or size", "finite in float32"] = _is_finite(places).all(1)
+    known = [i for i, name in enumerate(found.fields) if name not in _VELOCITY]
+    comes_first = known == list(range(len(known)))  # then a slice, without a copy to the device
+    places = found.boxes[:, : len(known)] if comes_first else found.boxes[:, known]
+    rules["position or size", "finite in float32"] = _is_finite(places.float()).all(1)
     rules["score", "finite"] = _is_finite(found.scores)
     return rules
-
-
-def _covariance_rules(found: Detections, unknown: Tensor | None, strict: bool) -> _Rules:
-    """The rules of both covariances, computed together."""
-    kinds = {}
-    if found.covariance is not None:
-        kinds["covariance"] = found.covariance
-    if found.predictive is not None:
-        kinds["predictive covariance"] = _without_unknown(found.predictive, unknown)
-    if not kinds:
-        return {}
-    C = torch.cat(list(kinds.values()))
-    held = properties(C)
-    if strict:
-        held["free of negative variances"] = (C.diagonal(dim1=1, dim2=2) >= 0).all(1)
-    return {
-        (name, property): holds[i * len(found) : (i + 1) * len(found)]
-        for i, name in enumerate(kinds)
-        for property, holds in held.items()
-    }
 
 
 def _is_finite(values: Tensor) -> Tensor:

@@ -49,6 +49,16 @@ def test_copies_have_the_number_of_their_frame(
     assert predict_copies(model, items, 2) is None
 
 
+def test_a_batch_with_targets_of_one_frame_is_refused(
+    small: TinyCenter, small_posterior: Posterior, calibration_frames: list
+) -> None:
+    """Its second frame would count as the first one of the next item."""
+    inputs, targets = next(iter(batched(calibration_frames[:2], 2)))
+    items = [(inputs, targets[:1]), (inputs, targets)]
+    with pytest.raises(BoxcovError, match="item 0 has boxes in 2 frames, but targets of 1"):
+        predict_frames(ExactGLM(small, small_posterior), items)
+
+
 def test_only_the_network_learns_from_copies(collected: Any, short: None) -> None:
     """Copies with errors of a hundred times decide no unit, region, noise or tail."""
     found, records = collected

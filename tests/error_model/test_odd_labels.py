@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,33 @@ def test_labels_are_numbers_of_classes(labels: Any, shown: str) -> None:
         GroundTruth.from_frames(frames)
 
 
+@pytest.mark.parametrize("labels", [torch.tensor([0.0]), np.zeros(1, np.uint8), [0]])
+def test_labels_of_any_number_type_are_read_back(labels: Any, tmp_path: Path) -> None:
+    """The frame without objects has an empty list, which torch takes for floats."""
+    frames = [([], [{"boxes": torch.zeros(1, 5), "labels": labels}, {"boxes": [], "labels": []}])]
+    truth = GroundTruth.from_frames(frames)
+    truth.save(tmp_path / "truth", {})
+    assert GroundTruth.load(tmp_path / "truth")[0].labels.tolist() == [0]
+    assert (truth.boxes.shape, truth.frames) == ((1, 5), 2)
+
+
+def test_objects_of_no_frame_fit_any_detector() -> None:
+    truth = GroundTruth.from_frames([([], [{"boxes": [], "labels": []}])])
+    assert truth.columns(("x", "y", "w", "l", "yaw")).shape == (0, 5)
+
+
+@pytest.mark.parametrize("boxes", [torch.zeros(1, 4), torch.zeros(1)])
+def test_objects_of_other_shapes_are_named(boxes: torch.Tensor) -> None:
+    frames = [([], [{"boxes": b, "labels": [0]}]) for b in (torch.zeros(1, 5), boxes)]
+    with pytest.raises(BoxcovError, match=r"4 to 5 fields|item 1 have shape"):
+        GroundTruth.from_frames(frames)
+
+
+def test_boxes_that_need_a_gradient_are_labels() -> None:
+    boxes = torch.ones(1, 5, dtype=torch.bfloat16).requires_grad_()
+    assert GroundTruth.from_frames([([], [{"boxes": boxes, "labels": [0]}])]).boxes.sum() == 5
+
+
 def test_labels_below_zero_do_not_begin_at_one(
     small: TinyCenter, small_posterior: Posterior, image: torch.Tensor
 ) -> None:
@@ -89,3 +117,13 @@ def test_objects_that_no_box_can_meet_are_named(
     found = Detections(boxes, torch.ones(1), one, one, fields, ("car",), covariance)
     with pytest.raises(BoxcovError, match=message):
         match_detections(found, truth)
+
+
+def test_names_of_signals_without_signals_are_ignored() -> None:
+    """As in a file that another program wrote."""
+    one, zero, C = torch.ones(1), torch.zeros(1, dtype=torch.long), torch.eye(4)[None]
+    meta = {"signals": ["peak"]}
+    fields = ("x1", "y1", "x2", "y2")
+    found = Detections(torch.ones(1, 4), one, zero, zero, fields, ("car",), C, meta=meta)
+    truth = GroundTruth(np.zeros((0, 4)), np.zeros(0, int), np.zeros(0, int), 1)
+    assert match_detections(found, truth).signals is None

@@ -36,6 +36,11 @@ def faded(frames: list, factor: float) -> list:
     return [(factor * inputs, targets) for inputs, targets in frames]
 
 
+def test_certainty_by_hand() -> None:
+    certainty = frame_certainty(boxes(torch.tensor([0.9, 0.1, 0.5]), per_frame=2))
+    assert certainty.tolist() == pytest.approx([0.82, 0.82, 0.5])
+
+
 def test_certainty_is_the_same_for_many_boxes() -> None:
     torch.manual_seed(0)
     found = boxes(torch.rand(3000))
@@ -153,8 +158,8 @@ def test_a_file_keeps_the_widening(widened: Predictor, small: TinyCenter, tmp_pa
     image = 0.45 * shapes.frames(count=1, seed=15)[0][0]
     one, two = widened(image), ExactGLM(small, loaded)(image)
     assert torch.equal(one.region(0.9), two.region(0.9))
-    own = loaded.error_model.widening.tensors()
-    assert all(torch.equal(t, own[n]) for n, t in widened.error_model.widening.tensors().items())
+    own = vars(loaded.error_model.widening)
+    assert all(torch.equal(t, own[n]) for n, t in vars(widened.error_model.widening).items())
 
 
 @pytest.mark.parametrize("factor", [0.5, float("nan")])

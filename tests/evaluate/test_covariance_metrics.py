@@ -165,6 +165,13 @@ def test_probabilities_of_no_boxes() -> None:
     assert all(map(math.isnan, found.values()))
 
 
+def test_a_gain_over_a_baseline_by_hand() -> None:
+    probability, bad = np.array([0.8, 0.1, 0.7, 0.2]), np.array([True, False, True, False])
+    found = probability_metrics(probability, bad, np.full(4, 0.5), np.array([0, 0, 1, 1]))
+    assert (found["AUROC"], found["baseline"], found["low"]) == (1.0, 0.5, 0.5)
+    assert calibration_error(np.array([0.1, 0.1, 0.9, 0.9]), np.array([0, 0, 1, 1]), bins=2) == 0.1
+
+
 def test_ence_edges() -> None:
     assert math.isnan(ence(np.zeros(0), np.zeros(0)))
     assert math.isnan(ence(np.array([NAN]), np.ones(1)))

@@ -33,6 +33,8 @@ def test_boxes_that_the_detector_doubts_come_last() -> None:
     found.covariance[0] *= 4  # type: ignore[index]
     np.testing.assert_allclose(box_values(found, "risk"), [0.45, 0.1, 0.0], atol=1e-6)
     np.testing.assert_allclose(box_values(found, "epistemic"), [1.8, 0.1, 0.9], atol=1e-6)
+    with pytest.raises(BoxcovError, match="by must be one of risk, epistemic, got 'epistemics'"):
+        box_values(found, "epistemics")  # type: ignore[arg-type]
 
 
 def test_values_of_frames() -> None:
@@ -41,5 +43,5 @@ def test_values_of_frames() -> None:
     assert frame_values(values, frame, 4, "mean").tolist() == [6, 0, 1.5, 0]
     assert frame_values(values, frame, 4, "max").tolist() == [6, 0, 2, 0]
     assert frame_values(np.zeros(0), np.zeros(0, int), 2).tolist() == [0, 0]
-    with pytest.raises(BoxcovError, match="aggregate must be sum, mean, max"):
+    with pytest.raises(BoxcovError, match="aggregate must be one of sum, mean, max"):
         frame_values(values, frame, 4, "median")  # type: ignore[arg-type]

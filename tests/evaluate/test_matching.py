@@ -190,6 +190,14 @@ def test_wrong_shapes_are_named() -> None:
         match(**(given | {"uncertainty": np.zeros(3)}), fields=BOX_FIELDS, classes=CLASSES)
 
 
+def test_stated_pairs_may_be_a_list() -> None:
+    given = scene(np.random.default_rng(0), 9, 5)
+    pair = [-1, 3, *[-1] * 7]
+    found = match(**given, fields=BOX_FIELDS, classes=CLASSES, threshold=-1.0, pair=pair)
+    assert found.pair.tolist() == pair
+    assert found.paired.tolist() == [False, True, *[False] * 7]
+
+
 def slow_iou(a, b) -> float:
     width, height = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
     shared = max(width, 0) * max(height, 0)

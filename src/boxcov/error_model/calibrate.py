@@ -107,13 +107,13 @@ def calibrate(
 
 
 @contextmanager
-def _on_cpu() -> Iterator[None]:
-    """Make tensors on the CPU, whatever torch's default device is."""
-    with torch.device("cpu"):
+def _fitting() -> Iterator[None]:
+    """Fit on the CPU, in float32 and with gradients, whatever the caller has chosen in torch."""
+    with torch.device("cpu"), full_precision(), torch.inference_mode(False), torch.enable_grad():
         yield
 
 
-@_on_cpu()
+@_fitting()
 def widen(
     error_model: ErrorModel, usual: Detections, found: Detections, records: Records
 ) -> ErrorModel:
@@ -123,17 +123,12 @@ def widen(
     """
     errors = torch.as_tensor(records.as_axes().errors).float()
     iou, paired = torch.as_tensor(records.iou), torch.as_tensor(records.paired)
-    with torch.inference_mode(False), torch.enable_grad():
-        widening = fit_widening(
-            certainty_bound(usual), error_model.apply(found), errors, iou, paired
-        )
+    applied = error_model.apply(found)
+    widening = fit_widening(certainty_bound(usual), applied, errors, iou, paired)
     return replace(error_model, widening=widening)
 
 
-@_on_cpu()
-@full_precision()
-@torch.inference_mode(False)
-@torch.enable_grad()
+@_fitting()
 def fit_error_model(
     found: Detections,
     records: Records,
@@ -150,7 +145,11 @@ def fit_error_model(
     """
     options = options or TrainingOptions()
     thresholds, threshold = iou_thresholds(found.fields, threshold)
-    _check(found, records)
+    if len(found) != len(records):
+        raise BoxcovError(f"{len(found)} boxes, but records of {len(records)}")
+    check_pairs(records)
+    if not bool(found.boxes.isfinite().all()):
+        raise BoxcovError("some boxes are not finite: remove those rows")
     inputs = _choose_inputs(box_inputs(found), options.exclude)
     centre, spread = _standardisation(inputs)
     unit = _units(records)
@@ -225,29 +224,19 @@ def check_pairs(records: Records, which: str = "these frames") -> None:
 
     which: the frames, in words.
     """
-    paired, frames = int(records.paired.sum()), len(np.unique(records.frame))
-    compare = (
-        "compare the order of the box fields, units, axes and class indices of boxes and labels"
-    )
-    if len(records) and not paired:
+    boxes, paired, frames = len(records), int(records.paired.sum()), len(np.unique(records.frame))
+    compare = "compare the order of the box fields, units, axes and class indices with the labels'"
+    if boxes and not paired:
         raise BoxcovError(
-            f"none of {len(records)} boxes in {which} lies on an object of its class: {compare}"
+            f"none of {boxes} boxes in {which} lies on an object of its class: {compare}"
         )
     if paired < MIN_PAIRS or frames < FOLDS:
-        is_rare = len(records) >= 2 * MIN_PAIRS and 5 * paired < len(records)
+        is_rare = boxes >= 2 * MIN_PAIRS and 5 * paired < boxes
         raise BoxcovError(
-            f"too few boxes with an object in {which}: {paired} of {len(records)}, with boxes in "
-            f"{frames} frames; an error model needs at least {MIN_PAIRS} in {FOLDS} frames, better "
-            f"in 40: {compare if is_rare else 'give more labelled frames'}"
+            f"too few boxes with an object in {which}: {paired} of {boxes}, with boxes in {frames} "
+            f"frames; an error model needs at least {MIN_PAIRS} in {FOLDS} frames, better in 40: "
+            f"{compare if is_rare else 'give more labelled frames'}"
         )
-
-
-def _check(found: Detections, records: Records) -> None:
-    if len(found) != len(records):
-        raise BoxcovError(f"{len(found)} boxes, but records of {len(records)}")
-    check_pairs(records)
-    if not bool(found.boxes.isfinite().all()):
-        raise BoxcovError("some boxes are not finite: remove those rows")
 
 
 def _choose_inputs(inputs: Mapping[str, Tensor], exclude: Sequence[str]) -> dict[str, Tensor]:
@@ -257,12 +246,12 @@ def _choose_inputs(inputs: Mapping[str, Tensor], exclude: Sequence[str]) -> dict
     """
     chosen = {name: x for name, x in inputs.items() if not name.startswith(tuple(exclude))}
     _check_finite(chosen)
-    rare = {n for n, x in chosen.items() if n.startswith(_FLAGS) and float(x.sum()) < MIN_CLASS}
-    return {
-        name: x
-        for name, x in chosen.items()
-        if name == "score" or (name not in rare and bool((x != x[0]).any()))
-    }
+
+    def is_useful(name: str, x: Tensor) -> bool:
+        is_rare = name.startswith(_FLAGS) and float(x.sum()) < MIN_CLASS
+        return name == "score" or (not is_rare and bool((x != x[0]).any()))
+
+    return {name: x for name, x in chosen.items() if is_useful(name, x)}
 
 
 def _check_finite(inputs: Mapping[str, Tensor]) -> None:
@@ -297,8 +286,8 @@ def _targets(records: Records, thresholds: Sequence[float], unit: Tensor) -> Tar
     errors = torch.as_tensor(records.as_axes().errors).float()
     flipped = errors.new_zeros(len(errors))
     if "yaw" in records.fields:
-        yaw = np.abs(records.errors[:, records.fields.index("yaw")])
-        flipped = torch.as_tensor(yaw > pi / 2).float()
+        yaw = records.errors[:, records.fields.index("yaw")]
+        flipped = torch.as_tensor(np.abs(yaw) > pi / 2).float()
     below = torch.as_tensor(records.iou)[:, None] < torch.tensor(thresholds, dtype=torch.float64)
     return Targets(torch.as_tensor(records.paired), below.float(), flipped, errors / unit)
 

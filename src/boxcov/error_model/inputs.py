@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from boxcov.box_layout import IMAGE, MIN_VARIANCE, log_variances
+from boxcov.box_layout import IMAGE, MIN_VARIANCE, log_variances, sides
 from boxcov.detections import Detections
 
 _MIN_SCORE = 1e-4
@@ -34,16 +34,16 @@ def report_inputs(found: Detections) -> _Columns:
     columns = dict(zip(found.fields, boxes.unbind(1)))
     score = found.scores.to(torch.float32).clamp(_MIN_SCORE, 1 - _MIN_SCORE)
     inputs = {"score": torch.logit(score)}
-    sides = _sides(columns)
-    if sides:
-        logs = torch.stack(list(sides.values())).clamp(min=1e-3).log()
-        inputs |= {f"log {name}": log for name, log in zip(sides, logs)}
+    side = sides(columns)
+    if side:
+        logs = torch.stack(list(side.values())).clamp(min=1e-3).log()
+        inputs |= {f"log {name}": log for name, log in zip(side, logs)}
     if {"x", "y"} <= columns.keys():
         inputs |= _directions(columns)
     if {"vx", "vy"} <= columns.keys():
         squares = columns["vx"].square() + columns["vy"].square()
         inputs["log speed"] = 0.5 * (squares + 0.01).log()  # 0.1 m/s is at rest
-    inputs |= _neighbours(found, columns, list(sides.values()))
+    inputs |= _neighbours(found, columns, list(side.values()))
     numbers = torch.arange(len(found.classes), device=boxes.device)
     is_class = (found.labels[:, None] == numbers).float()  # (m, C)
     inputs |= {f"class {n}": column for n, column in zip(found.classes, is_class.unbind(1))}
@@ -73,13 +73,7 @@ def stack_inputs(inputs: _Columns, names: Sequence[str]) -> Tensor:
 
 
 def frame_certainty(found: Detections) -> Tensor:
-    """Return the mean score of the boxes of each box's frame (m,), weighted by the score.
-
-    >>> from torch import tensor, zeros
-    >>> frame, scores = tensor([0, 0, 1]), tensor([0.9, 0.1, 0.5])
-    >>> frame_certainty(Detections(zeros(3, 1), scores, frame, frame, ("x",), ("car", "bus")))
-    tensor([0.8200, 0.8200, 0.5000])
-    """
+    """Return the mean score of the boxes of each box's frame (m,), weighted by the score."""
     scores = found.scores.to(torch.float32).clamp(_MIN_SCORE, 1.0)  # an integer would not export
     powers = torch.stack([scores, scores.square()], 1)
     if len(found) > _MOST:
@@ -88,15 +82,6 @@ def frame_certainty(found: Detections) -> Tensor:
     else:  # a traced graph has no unique()
         sums = (found.frame[:, None] == found.frame[None]).float() @ powers
     return sums[:, 1] / sums[:, 0]
-
-
-def _sides(columns: _Columns) -> _Columns:
-    if "x1" in columns:
-        return {
-            "width": columns["x2"] - columns["x1"],
-            "height": columns["y2"] - columns["y1"],
-        }
-    return {name: columns[name] for name in ("w", "l", "h") if name in columns}
 
 
 def _directions(columns: _Columns) -> _Columns:
@@ -112,7 +97,7 @@ def _directions(columns: _Columns) -> _Columns:
     return found
 
 
-def _neighbours(found: Detections, columns: _Columns, sides: list[Tensor]) -> _Columns:
+def _neighbours(found: Detections, columns: _Columns, side: list[Tensor]) -> _Columns:
     """Return how near the other reported boxes of the frame are, and how many there are."""
     if "x1" in columns:
         x, y = (0.5 * (columns[f"{axis}1"] + columns[f"{axis}2"]) for axis in "xy")
@@ -124,7 +109,7 @@ def _neighbours(found: Detections, columns: _Columns, sides: list[Tensor]) -> _C
     if not len(found):
         return dict.fromkeys(names, x)
     # in sides of an image box itself, so that near and far objects compare
-    area = torch.stack(sides, 1).clamp(min=1.0).prod(1) if "x1" in columns else None
+    area = torch.stack(side, 1).clamp(min=1.0).prod(1) if "x1" in columns else None
     number, scores = torch.arange(len(found), device=x.device), found.scores.to(torch.float32)
 
     def nearby(rows: slice) -> Tensor:
@@ -143,11 +128,10 @@ def _neighbours(found: Detections, columns: _Columns, sides: list[Tensor]) -> _C
         return torch.cat([0.5 * nearest.log(), torch.stack([count, near])])
 
     if len(found) <= _MOST:
-        parts = [nearby(slice(None))]
-    else:
-        step = max(_MOST * _MOST // len(found), 1)
-        parts = [nearby(slice(i, i + step)) for i in range(0, len(found), step)]
-    return dict(zip(names, parts[0] if len(parts) == 1 else torch.cat(parts, 1)))
+        return dict(zip(names, nearby(slice(None))))
+    step = max(_MOST * _MOST // len(found), 1)
+    parts = [nearby(slice(i, i + step)) for i in range(0, len(found), step)]
+    return dict(zip(names, torch.cat(parts, 1)))
 
 
 def covariance_inputs(found: Detections) -> _Columns:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 from warnings import warn
 
@@ -46,11 +47,7 @@ def check_count(frames: Sequence[Any]) -> None:
         )
     if len(frames) >= FOLDS:
         return
-    # each may hold several frames
-    items = [_pair(frames, number)[1] for number in range(len(frames))]
-    for number, target in enumerate(items):
-        check_targets(target, number)
-    count = sum(map(len, items))
+    count = sum(len(_pair(frames, number)[1]) for number in range(len(frames)))  # of a batch each
     if count < FOLDS:
         raise BoxcovError(
             f"{count} frames are too few to fit an error model: give at least {FOLDS} labelled "
@@ -59,45 +56,47 @@ def check_count(frames: Sequence[Any]) -> None:
 
 
 def _pair(frames: Sequence[Any], number: int) -> tuple[Any, Any]:
-    """Return inputs and targets of an item."""
+    """Return inputs and targets of an item, checked."""
     item = frames[number]
     if not isinstance(item, (tuple, list)) or len(item) != 2:
         raise BoxcovError(
             f"frame {number} is a {type(item).__name__}, not a pair of inputs and targets: "
             "calibrate takes a list of such pairs"
         )
+    check_targets(item[1], number)
     return item[0], item[1]
 
 
-class _Collected:
-    """Boxes and objects of one item after the other; an item may hold several frames."""
+def _predict(model: Predictor, inputs: Any, target: Any, number: int) -> tuple[Detections, Any]:
+    """Return the boxes of an item, on the CPU, and its targets; raise if they lack a frame."""
+    found = model.with_signals(inputs).to("cpu")
+    frames = int(found.frame.max()) + 1 if len(found) else 0
+    if frames > len(target):
+        raise BoxcovError(
+            f"item {number} has boxes in {frames} frames, but targets of {len(target)}: give one "
+            "dict of targets per frame"
+        )
+    return found, target
 
-    def __init__(self) -> None:
-        self.found: list[Detections] = []
-        self.targets: list[Any] = []
-        self.frames = 0
 
-    def add(self, boxes: Detections, target: Any) -> None:
-        self.found.append(replace(boxes, frame=boxes.frame + self.frames).to("cpu"))
-        self.targets.append((None, target))
-        self.frames += len(target)
-
-    def together(self) -> tuple[Detections, GroundTruth]:
-        return concatenate(self.found), GroundTruth.from_frames(self.targets)
+def _join(items: Sequence[tuple[Detections, Any]]) -> tuple[Detections, GroundTruth]:
+    """Return boxes and objects of items, of one or more frames each, as those of one sequence."""
+    starts = accumulate((len(target) for _, target in items), initial=0)
+    found = [replace(boxes, frame=boxes.frame + start) for (boxes, _), start in zip(items, starts)]
+    return concatenate(found), GroundTruth.from_frames(items)
 
 
 def predict_frames(
     model: Predictor, frames: Sequence[Any], progress: Progress | None = None
 ) -> tuple[Detections, GroundTruth]:
     """Return the detections of all frames with their signals, on the CPU, and the objects."""
-    collected = _Collected()
+    items = []
     for number in range(len(frames)):
         inputs, target = _pair(frames, number)
-        check_targets(target, number)
-        collected.add(model.with_signals(inputs), target)
+        items.append(_predict(model, inputs, target, number))
         if progress is not None:
             progress(number + 1, len(frames))
-    found, truth = collected.together()
+    found, truth = _join(items)
     if not len(truth.labels):
         raise BoxcovError(f"none of the {truth.frames} frames has a labelled object")
     return found, truth
@@ -162,21 +161,22 @@ def predict_copies(
     detector = model.linearized.shadow
     if not copies or not makes_copies(detector):
         return None
-    collected, first = _Collected(), 0
-    source: list[int] = []  # of each copy
+    items: list[tuple[Detections, Any]] = []
+    source: list[int] = []  # of each frame of the items
+    first = 0
     for number in range(len(frames)):
         inputs, target = _pair(frames, number)
         with _named(f"copies of item {number}", partial(model.with_signals, inputs)):
             for changed, objects in changed_copies(detector, inputs, target, number, copies):
                 try:
-                    collected.add(model.with_signals(changed), objects)
+                    items.append(_predict(model, changed, objects, number))
                 except NotFiniteError:
                     continue
                 source += range(first, first + len(target))
         first += len(target)
         if progress is not None:
             progress(number + 1, len(frames))
-    if not collected.found:
+    if not items:
         warn(
             f"no copy of the {len(frames)} frames by augment() has finite covariances: the error "
             "model learns from the frames alone",
@@ -185,6 +185,6 @@ def predict_copies(
         )
         return None
     with _named("copies"):
-        found, truth = collected.together()
+        found, truth = _join(items)
         records = match_detections(found, truth, threshold=-1.0)
     return CopiedBoxes(found, records, torch.tensor(source)[found.frame])

@@ -24,6 +24,7 @@ MAX_UNIT = 1e6  # and 1 / MAX_UNIT at least, so that float32 holds every varianc
 LIMIT = 4.0  # standardised inputs are clipped to this
 WIDENING = "widening."  # prefix of its tensors
 TENSORS = ("centre", "spread", "unit", "dof", "noise", "correlation")
+_REGIONS = ("quantiles", "joint", "groups")
 
 
 class ReportInputs(NamedTuple):
@@ -78,12 +79,12 @@ class ErrorModel:
     def report_inputs(self, found: Detections) -> ReportInputs:
         """Return what can be computed beside the covariance and the signals."""
         labels, ranges = class_range_index(found)
-        group, noise = self.regions.group_of[labels, ranges], self._noise_variance[labels]
-        return ReportInputs(report_inputs(found), group, noise)
+        group = self.regions.group_of[labels, ranges]
+        return ReportInputs(report_inputs(found), group, self._noise_variance[labels])
 
-    def standardise(self, inputs: Mapping[str, Tensor]) -> Tensor:
+    def standardise(self, inputs: dict[str, Tensor]) -> Tensor:
         """Return the inputs of the network (m, P)."""
-        x = stack_inputs(dict(inputs), self.inputs)
+        x = stack_inputs(inputs, self.inputs)
         return ((x - self.centre) / self.spread).clamp(-LIMIT, LIMIT)
 
     @full_precision()
@@ -194,28 +195,25 @@ class ErrorModel:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors by name."""
-        named = {
-            **{name: getattr(self, name) for name in TENSORS},
-            "quantiles": self.regions.quantiles,
-            "joint": self.regions.joint,
-            "groups": self.regions.group_of,
-        }
-        parameters = {f"network.{i}": p for i, p in enumerate(self.network.parameters())}
-        widening = {} if self.widening is None else self.widening.tensors()
-        return {**named, **parameters, **{f"{WIDENING}{n}": t for n, t in widening.items()}}
+        named: dict[str, Tensor] = {name: getattr(self, name) for name in TENSORS}
+        regions = self.regions
+        named |= dict(zip(_REGIONS, (regions.quantiles, regions.joint, regions.group_of)))
+        named |= {f"network.{i}": p for i, p in enumerate(self.network.parameters())}
+        if self.widening is not None:
+            named |= {f"{WIDENING}{name}": t for name, t in vars(self.widening).items()}
+        return named
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> ErrorModel:
         """Return the model with other tensors, as ``tensors`` names them."""
-        count = sum(name.startswith("network.") for name in tensors)
-        network = self.network.with_parameters([tensors[f"network.{i}"] for i in range(count)])
         own: dict[str, Any] = {name: tensors[name] for name in TENSORS}
-        start = len(WIDENING)
-        widening = {n[start:]: t for n, t in tensors.items() if n.startswith(WIDENING)}
+        count = sum(name.startswith("network.") for name in tensors)
+        wider = [name for name in tensors if name.startswith(WIDENING)]
+        widening = {name.removeprefix(WIDENING): tensors[name] for name in wider}
         return replace(
             self,
             **own,
-            network=network,
-            regions=Regions(tensors["quantiles"], tensors["joint"], tensors["groups"]),
+            network=self.network.with_parameters([tensors[f"network.{i}"] for i in range(count)]),
+            regions=Regions(*(tensors[name] for name in _REGIONS)),
             widening=Widening(**widening) if widening else None,
         )
 
@@ -236,7 +234,7 @@ def _method(estimator: str) -> tuple[str, int | None]:
 def _options(estimator: str) -> str:
     """Return the options of a command that chooses the estimator."""
     method, samples = _method(estimator)
-    return f"--method {method}" + ("" if samples is None else f" --samples {samples}")
+    return f"--method {method}" + (f" --samples {samples}" if samples else "")
 
 
 def not_finite(names: Iterable[str]) -> BoxcovError:

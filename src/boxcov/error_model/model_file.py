@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,32 +21,29 @@ from boxcov.error_model.student_t import MAX_DOF
 from boxcov.errors import join_names
 from boxcov.result_check import properties
 
-_NAMES = (  # of what is not a tensor
-    *("fields", "classes", "estimator", "fingerprint", "inputs", "thresholds", "threshold"),
-)
+_SCHEMA: dict[str, Any] = {  # of what is not a tensor
+    **dict.fromkeys(("fields", "classes"), tuple[str, ...]),
+    **dict.fromkeys(("estimator", "fingerprint"), str),
+    "inputs": tuple[str, ...],
+    "thresholds": tuple[float, ...],
+    "threshold": float,
+    "provenance": dict[str, Any],
+    "configuration": dict[str, str],
+}
 _WIDER = (f"{WIDENING}factors", f"{WIDENING}joint")
 _OPEN = ("quantiles", "joint", "unit", "groups", f"{WIDENING}bound", *_WIDER)  # may be infinite
 
 
 def error_model_text(model: ErrorModel) -> str:
     """Return everything but the tensors as JSON."""
-    about = {name: getattr(model, name) for name in _NAMES}
-    more = {"provenance": dict(model.provenance), "configuration": dict(model.configuration)}
-    return to_json({**about, **more})
+    return to_json({name: getattr(model, name) for name in _SCHEMA})
 
 
 def read_error_model(text: str, tensors: Mapping[str, Tensor]) -> ErrorModel:
     """Return the model of a text and its tensors; ValueError if they are damaged."""
-    about = parse_metadata(text)
-    values = {name: about[name] for name in (*_NAMES, "provenance")}
-    values |= {name: conform(about[name], str, name) for name in ("estimator", "fingerprint")}
-    saved = about.get("configuration", {})
-    values["configuration"] = conform(saved, dict[str, str], "configuration")
-    lists = ("fields", "classes", "inputs", "thresholds")
-    values |= {name: tuple(about[name]) for name in lists}
-    if not isinstance(values["provenance"], dict) or values["threshold"] not in tuple(
-        values["thresholds"]
-    ):
+    about = {"configuration": {}, **parse_metadata(text)}  # absent in old files
+    values = {name: conform(about[name], kind, name) for name, kind in _SCHEMA.items()}
+    if values["threshold"] not in values["thresholds"]:
         raise ValueError(f"the error model has the threshold {values['threshold']!r}")
     empty: dict[str, Any] = dict.fromkeys(TENSORS, torch.zeros(0))
     bare = ErrorModel(
@@ -77,33 +75,27 @@ def _check_shapes(model: ErrorModel) -> None:
         network += [(K, P, W), (K, 1, W), (K, W, W), (K, 1, W), (K, W, O)]
     expected |= {f"network.{i}": shape for i, shape in enumerate(network)}
     if model.widening is not None:
-        shapes = {"bound": (), "factors": (L, D), "joint": (L,), "no_object": (2,)}
-        shapes |= {"iou_below": (2,)}
-        expected |= {f"{WIDENING}{name}": shape for name, shape in shapes.items()}
-    tensors = model.tensors()
-    for name in tensors.keys() | expected.keys():
-        shape = tuple(tensors[name].shape) if name in tensors else None
-        if shape != expected.get(name):
-            raise ValueError(
-                f"{name} of the error model has shape {shape}, expected {expected.get(name)}"
-            )
+        wide = {"bound": (), "factors": (L, D), "joint": (L,), "no_object": (2,), "iou_below": (2,)}
+        expected |= {f"{WIDENING}{name}": shape for name, shape in wide.items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.tensors().items()}
+    for name in shapes.keys() | expected.keys():
+        own, right = shapes.get(name), expected.get(name)
+        if own != right:
+            raise ValueError(f"{name} of the error model has shape {own}, expected {right}")
 
 
 def _check_numbers(model: ErrorModel) -> None:
     """Raise ValueError if numbers of a file are out of range."""
-    groups, tensors = model.regions.group_of, model.tensors()
-    if groups.dtype != torch.long or not bool(
-        ((groups >= 0) & (groups < model.regions.quantiles.shape[1])).all()
-    ):
-        raise ValueError("the groups of the error model's regions are out of range")
+    tensors = model.tensors()
     for name, tensor in tensors.items():
-        if name != "groups" and tensor.dtype != torch.float32:
-            raise ValueError(f"{name} of the error model is {tensor.dtype}, expected float32")
-        may_be_open = name in _OPEN
-        if not may_be_open and not bool(tensor.isfinite().all()):
+        expected = torch.long if name == "groups" else torch.float32
+        if tensor.dtype != expected:
+            raise ValueError(f"{name} of the error model is {tensor.dtype}, expected {expected}")
+        if name not in _OPEN and not bool(tensor.isfinite().all()):
             raise ValueError(f"{name} of the error model holds a NaN or an infinity")
-    unit, dof, R = model.unit, model.dof, model.correlation
+    unit, dof, R, groups = model.unit, model.dof, model.correlation, model.regions.group_of
     is_in_range = {
+        "groups": (groups >= 0) & (groups < model.regions.quantiles.shape[1]),
         "spread": model.spread > 0,
         "dof": (dof > 2.01) & (dof < 1.001 * MAX_DOF),
         "noise": (model.noise >= 0) & (model.noise <= MAX_UNIT),
@@ -117,11 +109,11 @@ def _check_numbers(model: ErrorModel) -> None:
     for name, holds in is_in_range.items():
         if not bool(holds.all()):
             raise ValueError(f"{name} of the error model is out of range")
-    thresholds = model.thresholds
-    if not all(isinstance(t, float) and 0 < t < 1 for t in thresholds) or list(
-        thresholds
-    ) != sorted(set(thresholds)):
-        raise ValueError(f"the thresholds {thresholds} of the error model do not rise from 0 to 1")
+    bounds = (0.0, *model.thresholds, 1.0)
+    if not all(low < high for low, high in pairwise(bounds)):
+        raise ValueError(
+            f"the thresholds {bounds[1:-1]} of the error model do not rise from 0 to 1"
+        )
 
 
 def _check_inputs(model: ErrorModel) -> None:
@@ -130,6 +122,6 @@ def _check_inputs(model: ErrorModel) -> None:
     labels, C = none.long(), none.reshape(0, D, D)
     empty = Detections(none.reshape(0, D), none, labels, labels, model.fields, model.classes, C)
     known = box_inputs(replace(empty, score_variance=none))
-    unknown = [n for n in model.inputs if n not in known and not str(n).startswith("signal ")]
+    unknown = [n for n in model.inputs if n not in known and not n.startswith("signal ")]
     if unknown or len(set(model.inputs)) < len(model.inputs):
-        raise ValueError(f"inputs {join_names(map(str, unknown))} of the error model are unknown")
+        raise ValueError(f"inputs {join_names(unknown)} of the error model are unknown")

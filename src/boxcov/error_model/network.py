@@ -33,11 +33,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Outputs:
-    """Which columns of the network's output mean what.
-
-    >>> Outputs(thresholds=9, fields=7, has_heading=True).size
-    19
-    """
+    """Which columns of the network's output mean what."""
 
     thresholds: int  # T of the IoU
     fields: int  # D of a box
@@ -66,8 +62,8 @@ class Outputs:
     def log_scale(self, y: Tensor) -> Tensor:
         """Return the log scales (..., D) of the errors, in the units of the error model.
 
-        They have bounds: objects at rest have velocity errors of next to nothing, and a tracker
-        needs an invertible covariance; beyond the calibration boxes a scale must not explode.
+        Bounded: objects at rest have next to no velocity errors, but a tracker needs an invertible
+        covariance; beyond the calibration boxes a scale must not explode.
         """
         return y[..., -self.fields :].clamp(MIN_LOG_SCALE, MAX_LOG_SCALE)
 
@@ -96,14 +92,9 @@ class Network:
         linear, bias = zeros(inputs, outputs), zeros(1, outputs)
         if not width:
             return Network(linear, bias)
-        return Network(
-            *(linear, bias),
-            (
-                *(normal(inputs, width), zeros(1, width)),
-                *(normal(width, width), zeros(1, width)),
-                0.1 * normal(width, outputs),
-            ),
-        )
+        first, second = normal(inputs, width), normal(width, width)
+        last = 0.1 * normal(width, outputs)
+        return Network(linear, bias, (first, zeros(1, width), second, zeros(1, width), last))
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the outputs (K, m, O) of inputs (m, P), or of (K, m, P), one set per member."""
@@ -187,8 +178,7 @@ def fit_network(
         decays.append((0, STRONG_DECAY))
     tried = [(*pair, n) for n in sorted({len(x), own}) for pair in decays]
     for number, (width, decay, n) in enumerate(tried):
-        rows = (x[:n], targets[:n], folds[:n])
-        for fitted in _epochs(*rows, outputs, width, decay, own):
+        for fitted in _epochs(x[:n], targets[:n], folds[:n], outputs, width, decay, own):
             if best is None or fitted.loss < best.loss:
                 best = fitted
             if options.progress is not None:
@@ -239,10 +229,8 @@ def _optimizer(network: Network, steps: int, decay: float) -> tuple[Any, Any]:
         {"params": [network.bias, *network.hidden[1::2]]},
     ]
     optimizer = torch.optim.AdamW(groups, lr=rate, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, rate, total_steps=steps, pct_start=0.2
-    )
-    return optimizer, schedule
+    one_cycle = torch.optim.lr_scheduler.OneCycleLR
+    return optimizer, one_cycle(optimizer, rate, total_steps=steps, pct_start=0.2)
 
 
 def _clip_gradients(parameters: list[Tensor]) -> None:
@@ -287,19 +275,11 @@ def _held_out_loss(
 
 def _log_loss(probability: Tensor, happened: Tensor) -> Tensor:
     p = probability.clamp(1e-6, 1 - 1e-6)
-    loss: Tensor = -(happened * p.log() + (1 - happened) * (1 - p).log())
-    return loss
+    return -(happened * p.log() + (1 - happened) * (1 - p).log())
 
 
 def frame_folds(frame: Tensor, folds: int = FOLDS) -> Tensor:
-    """Return the fold (n,) of each box: consecutive blocks of frames.
-
-    Consecutive frames look alike, so they share a fold.
-
-    >>> frame_folds(torch.tensor([7, 7, 8, 9, 12]), folds=2)
-    tensor([0, 0, 0, 1, 1])
-    """
+    """Return the fold (n,) of each box: blocks of consecutive frames, which look alike."""
     numbers = torch.unique(frame, return_inverse=True)[1]
     count = int(numbers.max()) + 1
-    fold: Tensor = numbers * min(folds, count) // count
-    return fold
+    return numbers * min(folds, count) // count

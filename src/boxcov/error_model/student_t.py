@@ -12,13 +12,7 @@ _POOLED = 5.0  # boxes of a class that the mean over all boxes counts as
 
 
 def student_nll(errors: Tensor, log_scale: Tensor, dof: Tensor) -> Tensor:
-    """Return the negative log density of errors under Student-t distributions, elementwise.
-
-    >>> from scipy.stats import t
-    >>> nll = student_nll(torch.tensor(0.3), torch.tensor(2.0).log(), torch.tensor(4.0))
-    >>> round(float(nll + t.logpdf(0.3, 4, scale=2)), 5)
-    0.0
-    """
+    """Return the negative log density of errors under Student-t distributions, elementwise."""
     square = (errors * (-log_scale).exp()).square()
     constant = torch.lgamma(dof / 2) - torch.lgamma((dof + 1) / 2) + 0.5 * (dof * pi).log()
     return log_scale + 0.5 * (dof + 1) * torch.log1p(square / dof) + constant
@@ -60,11 +54,9 @@ def missing_noise(errors: Tensor, deviations: Tensor, labels: Tensor, classes: i
     is 0 where it is below 1 already. Errors (n, D) may be NaN. Objects at rest, for example, have
     tiny velocity errors, until one of them moves. The mean over all boxes counts as ``_POOLED``
     boxes of the class: a rare class has too few to meet its own large errors.
-
-    >>> errors, labels = torch.tensor([[0.0], [0.0], [0.0], [2.0]]), torch.zeros(4).long()
-    >>> missing_noise(errors, torch.full((4, 1), 1e-3), labels, classes=1)
-    tensor([[1.0000]])
     """
+    if not len(errors):
+        return errors.new_zeros(classes, errors.shape[1])
     known = ~errors.isnan()
     squares, variances = errors.nan_to_num().double().square(), deviations.double().square()
 
@@ -82,6 +74,4 @@ def missing_noise(errors: Tensor, deviations: Tensor, labels: Tensor, classes: i
             low, high = torch.where(is_above, middle, low), torch.where(is_above, high, middle)
         return torch.where(ratio(torch.zeros_like(low)) > 1, high.sqrt(), 0)
 
-    if not len(errors):
-        return errors.new_zeros(classes, errors.shape[1])
     return torch.stack([noise_of(label) for label in range(classes)]).float()

@@ -13,7 +13,7 @@ frames at most the share ``GATE`` is widened.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from math import ceil, floor
 
 import torch
@@ -42,10 +42,6 @@ class Widening:
 
     def __call__(self, found: Detections) -> Detections:
         """Return detections of the error model with wider regions in unusual frames."""
-        assert found.region_widths is not None
-        assert found.joint_widths is not None
-        assert found.scale is not None
-        assert found.predictive is not None
         is_unusual = frame_certainty(found) < self.bound  # (m,)
         factors = self.factors.where(is_unusual[:, None, None], 1.0)  # (m, L, D)
         joint = self.joint[:, None].where(is_unusual[:, None, None], 1.0)
@@ -53,26 +49,21 @@ class Widening:
         scale = scale.where(scale < torch.inf, 1.0)  # a field without labels in stress frames
         return replace(
             found,
-            region_widths=_widen(found.region_widths, factors),
-            joint_widths=_widen(found.joint_widths, joint),
-            scale=found.scale * scale,
-            predictive=found.predictive * scale[:, :, None] * scale[:, None, :],
-            no_object=_raise(found.no_object, self.no_object, is_unusual),
-            iou_below=_raise(found.iou_below, self.iou_below, is_unusual[:, None]),
+            region_widths=_widen(found._needed("region_widths"), factors),
+            joint_widths=_widen(found._needed("joint_widths"), joint),
+            scale=found._needed("scale") * scale,
+            predictive=found._needed("predictive") * scale[:, :, None] * scale[:, None, :],
+            no_object=_raise(found._needed("no_object"), self.no_object, is_unusual),
+            iou_below=_raise(found._needed("iou_below"), self.iou_below, is_unusual[:, None]),
         )
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return all tensors by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 def _widen(widths: Tensor, factors: Tensor) -> Tensor:
     return torch.where(factors < torch.inf, widths * factors, widths + torch.inf)  # not 0 * inf
 
 
-def _raise(p: Tensor | None, line: Tensor, rows: Tensor) -> Tensor:
+def _raise(p: Tensor, line: Tensor, rows: Tensor) -> Tensor:
     """Return probabilities whose logit is mapped in some rows, and nowhere smaller than before."""
-    assert p is not None
     mapped = (line[0] + line[1] * _logit(p)).sigmoid()
     return torch.maximum(p, mapped).where(rows, p)
 
@@ -108,19 +99,16 @@ def fit_widening(
             f"least {ceil(1 / GATE) - 1} calibration frames"
         )
     own = found[with_object]
-    assert own.region_widths is not None
-    assert own.joint_widths is not None
-    assert own.iou_below is not None
-    assert found.no_object is not None
     errors = errors[with_object, None].abs()  # (n, 1, D)
-    largest = (errors / own.joint_widths).nan_to_num(0).amax(2)  # (n, L), of the known fields
+    ratios = errors / own._needed("region_widths")  # (n, L, D)
+    largest = (errors / own._needed("joint_widths")).nan_to_num(0).amax(2)  # of the known fields
     below = iou[with_object, None] < iou.new_tensor(found.meta["error_model"]["thresholds"])
     return Widening(
         bound=bound,
-        factors=torch.stack([_factors(r) for r in (errors / own.region_widths).unbind(2)], 1),
+        factors=torch.stack([_factors(column) for column in ratios.unbind(2)], 1),
         joint=_factors(largest),
-        no_object=_logit_line(found.no_object[rows], ~paired[rows]),
-        iou_below=_logit_line(own.iou_below, below),
+        no_object=_logit_line(found._needed("no_object")[rows], ~paired[rows]),
+        iou_below=_logit_line(own._needed("iou_below"), below),
     )
 
 

@@ -33,17 +33,16 @@ def average_precision(found: Detections, truth: GroundTruth) -> dict[str, dict[f
     arrays = found.numpy()
     reach = np.array([RANGES.get(name, DEFAULT_RANGE) for name in found.classes])
     near = np.linalg.norm(arrays["boxes"][:, :2].astype(float), axis=1) < reach[arrays["labels"]]
-    own = [arrays[name][near] for name in ("boxes", "scores", "labels", "frame")]
+    boxes, scores, labels, frame = (
+        arrays[name][near] for name in ("boxes", "scores", "labels", "frame")
+    )
     known = (truth.labels >= 0) & (truth.labels < len(reach))
     near = np.linalg.norm(truth.boxes[:, :2], axis=1) < reach[np.where(known, truth.labels, 0)]
     near &= known
     objects = (truth.boxes[near, :2], truth.labels[near], truth.frame[near])
-    centres, scores, labels, frame = own[0][:, :2].astype(float), *own[1:]
+    own = (boxes[:, :2].astype(float), scores, labels, frame)
+    hits = {limit: pair_classes(("x", "y"), own, objects, limit) >= 0 for limit in DISTANCES}
     order = np.argsort(-scores, kind="stable")
-    hits = {
-        limit: pair_classes(("x", "y"), (centres, scores, labels, frame), objects, limit) >= 0
-        for limit in DISTANCES
-    }
     table: dict[str, dict[float, float]] = {}
     for label, name in enumerate(found.classes):
         rows, count = order[labels[order] == label], int((objects[1] == label).sum())

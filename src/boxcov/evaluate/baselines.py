@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from boxcov.box_layout import log_variances
+from boxcov.box_layout import has_layout, log_variances, sides
 from boxcov.errors import BoxcovError, import_package
 from boxcov.evaluate.quality import accurate_iou
 from boxcov.evaluate.records import Records
@@ -57,8 +57,9 @@ def features(records: Records) -> Array:
     """Return score logit, log sizes, range (if any) and a one-hot class as columns (n, c)."""
     score = np.clip(np.asarray(records.scores, dtype=float), 1e-6, 1 - 1e-6)
     columns = [np.log(score / (1 - score))]
-    columns += [np.log(np.clip(np.nan_to_num(size), 1e-6, 1e6)) for size in _sizes(records)]
-    if "x" in records.fields and "y" in records.fields:
+    sizes = sides(dict(zip(records.fields, records.boxes.T))).values()
+    columns += [np.log(np.clip(np.nan_to_num(size), 1e-6, 1e6)) for size in sizes]
+    if has_layout(records.fields, ("x", "y")):
         # clipped, so that one absurd box does not spoil the fit of all others
         columns.append(np.clip(np.nan_to_num(records.range), 0, 1e3))
     classes = range(len(records.classes))
@@ -75,11 +76,10 @@ def covariance_features(records: Records) -> Array:
     variances = np.diagonal(np.asarray(records.covariance, dtype=float), axis1=1, axis2=2)
     variances = np.clip(variances, 1e-30, 1e30)
     logs = log_variances(records.fields, torch.tensor(variances), torch.tensor(records.clipped))
-    columns: Array = logs.numpy()
     if records.score_variance is None:
-        return columns
+        return logs.numpy()
     score = np.clip(np.asarray(records.score_variance, dtype=float), 1e-30, 1e30)
-    return np.concatenate([columns, np.log(score)[:, None]], 1)
+    return np.concatenate([logs.numpy(), np.log(score)[:, None]], 1)
 
 
 def out_of_fold(
@@ -169,10 +169,3 @@ def logistic_regression(columns: Array, bad: Array, penalty: float | Array = 1.0
 def logistic(z: Array) -> Array:
     """Return the probability (n,) for log-odds z (n,)."""
     return np.exp(-np.logaddexp(0, -z))
-
-
-def _sizes(records: Records) -> list[Array]:
-    column = {name: records.boxes[:, i] for i, name in enumerate(records.fields)}
-    if "x1" in column:
-        return [column["x2"] - column["x1"], column["y2"] - column["y1"]]
-    return [column[name] for name in ("w", "l", "h") if name in column]

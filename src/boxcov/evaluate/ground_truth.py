@@ -24,16 +24,14 @@ from boxcov.evaluate.records import Records
 Array = NDArray[Any]
 _ARRAYS = ("boxes", "labels", "frame")
 _KEY = "boxcov.truth"
+_MATCHED = (  # arrays of detections that match() takes
+    *("boxes", "scores", "labels", "frame"),
+    *("uncertainty", "covariance", "predictive", "score_variance"),
+)
 
 
 def check_targets(targets: Any, number: int) -> None:
-    """Raise unless the targets of item ``number`` are one dict per frame, with boxes and labels.
-
-    >>> check_targets([{"boxes": torch.zeros(2, 4)}], 7)
-    Traceback (most recent call last):
-    ...
-    boxcov.errors.BoxcovError: the targets of item 7 are no list of one dict per frame ...
-    """
+    """Raise unless the targets of item ``number`` are one dict per frame, with boxes and labels."""
     names = ("boxes", "labels")
     if not isinstance(targets, (list, tuple)) or not all(
         isinstance(target, Mapping)
@@ -48,13 +46,19 @@ def check_targets(targets: Any, number: int) -> None:
         )
 
 
-def _class_numbers(labels: Any, number: int) -> Array:
-    """Return the labels of a frame of item ``number``; raise unless they are whole numbers."""
+def _objects(target: Mapping[str, Any], number: int) -> tuple[Array, Array]:
+    """Return boxes (n, E) and class numbers (n,) of one frame of item ``number``."""
+    boxes = torch.as_tensor(target["boxes"]).detach().cpu().double().numpy()
+    if not len(boxes):
+        boxes = boxes.reshape(0, boxes.shape[-1])  # an empty list, for example
+    elif boxes.ndim != 2:
+        raise BoxcovError(f"the boxes of item {number} have shape {boxes.shape}, expected (n, D)")
+    given = target["labels"]
     with suppress(TypeError, ValueError):  # of torch, for names
-        found: Array = torch.as_tensor(labels).cpu().numpy()
-        if not (found % 1).any():
-            return found
-    shown = labels.tolist() if hasattr(labels, "tolist") else list(labels)
+        labels = torch.as_tensor(given).cpu().numpy()
+        if labels.ndim == 1 and not (labels % 1).any():
+            return boxes, labels.astype(int)
+    shown = given.tolist() if hasattr(given, "tolist") else list(given)
     raise BoxcovError(
         f"the labels of item {number} are {shorten(shown, 80)}: give the number of each object's "
         "class, from 0"
@@ -71,9 +75,8 @@ class GroundTruth:
     frames: int  # number of frames, including those without objects
 
     def __repr__(self) -> str:
-        return (
-            f"GroundTruth({counted(len(self.labels), 'object')} in {counted(self.frames, 'frame')})"
-        )
+        objects, frames = counted(len(self.labels), "object"), counted(self.frames, "frame")
+        return f"GroundTruth({objects} in {frames})"
 
     @staticmethod
     def from_frames(frames: Iterable[Any]) -> GroundTruth:
@@ -86,23 +89,16 @@ class GroundTruth:
         >>> GroundTruth.from_frames([([], [target])]).labels
         array([3])
         """
-        boxes, labels, numbers = [], [], []
-        count = 0
+        parts: list[GroundTruth] = []
         for number, (_, targets) in enumerate(frames):
             check_targets(targets, number)
             for target in targets:
-                seen = np.ones(len(target["labels"]), dtype=bool)
+                boxes, labels = _objects(target, number)
                 if "points" in target:
                     seen = torch.as_tensor(target["points"]).cpu().numpy() > 0
-                boxes.append(torch.as_tensor(target["boxes"]).cpu().numpy().astype(float)[seen])
-                labels.append(_class_numbers(target["labels"], number)[seen])
-                numbers.append(np.full(int(seen.sum()), count))
-                count += 1
-        if not count:
-            raise BoxcovError("there are no frames to compare the detections with")
-        return GroundTruth(
-            np.concatenate(boxes), np.concatenate(labels), np.concatenate(numbers), count
-        )
+                    boxes, labels = boxes[seen], labels[seen]
+                parts.append(GroundTruth(boxes, labels, np.zeros(len(labels), int), 1))
+        return GroundTruth.concatenate(parts)
 
     @staticmethod
     def concatenate(parts: Sequence[GroundTruth]) -> GroundTruth:
@@ -112,9 +108,15 @@ class GroundTruth:
         >>> GroundTruth.concatenate([one, one]).frame
         array([1, 3])
         """
+        if not parts:
+            raise BoxcovError("there are no frames to compare the detections with")
+        some = [part.boxes for part in parts if len(part.boxes)] or [parts[0].boxes]
+        widths = sorted({boxes.shape[1] for boxes in some})
+        if len(widths) > 1:
+            raise BoxcovError(f"objects have {widths[0]} to {widths[-1]} fields: give all the same")
         starts = np.cumsum([0, *(part.frames for part in parts)])
         return GroundTruth(
-            np.concatenate([part.boxes for part in parts]),
+            np.concatenate(some),
             np.concatenate([part.labels for part in parts]),
             np.concatenate([part.frame + start for part, start in zip(parts, starts)]),
             int(starts[-1]),
@@ -129,9 +131,9 @@ class GroundTruth:
     def load(path: Path) -> tuple[GroundTruth, dict[str, Any]]:
         """Return the objects and the metadata that ``save`` wrote."""
         with open_tensors(path, "objects of frames", _KEY) as (meta, file):
-            boxes, labels, frame = (file.get_tensor(name).numpy() for name in _ARRAYS)
+            boxes, labels, frame = arrays = [file.get_tensor(name).numpy() for name in _ARRAYS]
             shapes = {boxes.shape[:1], labels.shape, frame.shape}
-            kinds = "".join(array.dtype.kind for array in (boxes, labels, frame))
+            kinds = "".join(array.dtype.kind for array in arrays)
             if boxes.ndim != 2 or len(shapes) != 1 or kinds != "fii":
                 raise ValueError(f"arrays of shapes {shapes} and kinds {kinds}")
             count = meta.pop("count")
@@ -146,6 +148,8 @@ class GroundTruth:
         E = self.boxes.shape[1]
         if len(fields) == E:
             return self.boxes
+        if not len(self.boxes):
+            return np.zeros((0, len(fields)))
         if not set(fields) <= set(BOX_FIELDS[:E]):
             raise BoxcovError(
                 f"the detections have the box fields {', '.join(fields)}, "
@@ -197,26 +201,20 @@ def match_detections(
     _check_objects(objects, truth.frame, detections.fields)
     if "uncertainty" not in arrays:
         raise BoxcovError("these detections have no covariance: write them with boxcov predict")
+    given: dict[str, Any] = {name: arrays.get(name) for name in _MATCHED}
     records = match(
-        arrays["boxes"],
-        arrays["scores"],
-        arrays["labels"],
-        arrays["frame"],
-        objects,
-        truth.labels,
-        truth.frame,
+        **given,
+        truth_boxes=objects,
+        truth_labels=truth.labels,
+        truth_frame=truth.frame,
         fields=detections.fields,
         classes=detections.classes,
-        uncertainty=arrays["uncertainty"],
-        covariance=arrays["covariance"],
-        predictive=arrays.get("predictive"),
         threshold=threshold,
-        score_variance=arrays.get("score_variance"),
         pair=pair,
     )
     keep = arrays["scores"] > threshold
     own = [not name.startswith(PART_BELOW) for name in detections.meta.get("signals", ())]
-    if any(own):
+    if "signals" in arrays and any(own):
         records = replace(records, signals=arrays["signals"][keep][:, own])
     if "risk" not in arrays:
         return records

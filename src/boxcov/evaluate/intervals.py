@@ -84,12 +84,12 @@ def partition_chance(part: Partition, replicates: int = 1000, seed: int = 0) -> 
     shuffled, the number of boxes that are accurate and certain is hypergeometric; the intervals
     come from draws of it.
     """
+    if not sum(part):
+        return dict.fromkeys(METRICS, Chance(*3 * [float("nan")]))
     AC, IC, AU, IU = part
     now = part.metrics()
     A, U = now["P(A)"], now["P(U)"]
     means = {"AvU": A * (1 - U) + (1 - A) * U, "P(A|C)": A, "P(U|I)": U}
-    if not sum(part):
-        return {name: Chance(*3 * [float("nan")]) for name in METRICS}
     drawn = np.random.default_rng(seed).hypergeometric(AC + AU, IC + IU, AC + IC, replicates)
     table = [
         Partition(int(ac), AC + IC - int(ac), AC + AU - int(ac), IU + int(ac) - AC).metrics()

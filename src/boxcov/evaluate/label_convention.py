@@ -59,14 +59,13 @@ def compare_labels(found: Detections, truth: GroundTruth) -> LabelComparison | N
     The agreement of a pair is its IoU. For boxes with a yaw it is multiplied by the ratio of the
     widths and the cosine between the headings.
     """
-    fields, arrays = found.fields, found.numpy()
+    fields = found.fields
     if not has_layout(fields, PLANE) and not has_layout(fields, IMAGE):
         return None
-    rows = np.flatnonzero(arrays["scores"] > CONFIDENT)[:_MOST]
-    boxes, scores, labels, frame = (
-        arrays[name][rows] for name in ("boxes", "scores", "labels", "frame")
-    )
-    near = truth.frame <= frame.max(initial=-1)
+    found = found[found.scores > CONFIDENT][:_MOST]
+    arrays = found.numpy()
+    given: dict[str, Any] = {name: arrays[name] for name in ("boxes", "scores", "labels", "frame")}
+    near = truth.frame <= arrays["frame"].max(initial=-1)
     labelled = truth.columns(fields)[near]
 
     def pair(changed: Mapping[str, Array]) -> Records:
@@ -74,17 +73,20 @@ def compare_labels(found: Detections, truth: GroundTruth) -> LabelComparison | N
         for name, column in changed.items():
             objects[:, fields.index(name)] = column
         return match(
-            *(boxes, scores, labels, frame, objects, truth.labels[near], truth.frame[near]),
+            **given,
+            truth_boxes=objects,
+            truth_labels=truth.labels[near],
+            truth_frame=truth.frame[near],
             fields=fields,
             classes=found.classes,
-            uncertainty=scores,
+            uncertainty=arrays["scores"],
             threshold=CONFIDENT,
         )
 
     records = pair({})
     own, count, best = _agreement(records), int(records.paired.sum()), 0.0
     result = LabelComparison(
-        f"{count} of {len(rows)} boxes with a score above {CONFIDENT} lie on one of "
+        f"{count} of {len(found)} boxes with a score above {CONFIDENT} lie on one of "
         f"{len(labelled)} labelled objects of their class",
         count,
         float(own.sum()) / max(count, 1),
@@ -161,10 +163,10 @@ def _readings(c: Mapping[str, Array], records: Records) -> Iterator[_Reading]:
         changed = {"w": l, "l": w} if swap else {}
         if mirror or degrees:
             changed["yaw"] = (-yaw if mirror else yaw) - np.deg2rad(degrees)
-        turned.append((len(parts), " and ".join(parts), changed))
+        turned.append((parts, changed))
     todo = "give l along the heading, w across it, and yaw from x to y in radians"
-    for _, what, changed in sorted(turned, key=lambda item: item[0])[1:]:
-        yield _Reading(what, todo, changed)
+    for parts, changed in sorted(turned, key=lambda item: len(item[0]))[1:]:
+        yield _Reading(" and ".join(parts), todo, changed)
     if "z" in c and "h" in c:
         bottom = {"z": c["z"] + c["h"] / 2}
         yield _Reading("z is at the bottom of objects", "give z at half height", bottom)
@@ -191,11 +193,11 @@ def _image_readings(c: Mapping[str, Array], records: Records) -> Iterator[_Readi
     middle = (x1 - x2 / 2, y1 - y2 / 2, x1 + x2 / 2, y1 + y2 / 2)
     yield _Reading("the labels are centre, width and height", todo, dict(zip(IMAGE, middle)))
     yield _Reading("x and y are swapped", todo, dict(zip(IMAGE, (y1, x1, y2, x2))))
-    if len(records) and len(x2):
+    if not (len(records) and len(x2)):
+        return
+    ends = np.quantile(records.boxes[:, columns(records.fields, ("x2", "y2"))], 0.95, axis=0)
+    if (ends > 0).all():
         todo = "give pixels of the image that the network reads"
-        ends = np.quantile(records.boxes[:, columns(records.fields, ("x2", "y2"))], 0.95, axis=0)
-        if not (ends > 0).all():
-            return
         sx, sy = ends / np.maximum(np.quantile(np.stack([x2, y2]), 0.95, axis=1), 1e-6)
         scaled = dict(zip(IMAGE, (sx * x1, sy * y1, sx * x2, sy * y2)))
         what = f"the labels are on images of another size, {1 / sx:.3g} times as wide"

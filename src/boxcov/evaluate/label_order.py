@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from boxcov.detections import Detections
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, check_choice
 
 Array = NDArray[Any]
 Aggregate = Literal["sum", "mean", "max"]
+Measure = Literal["risk", "epistemic"]
 
 
 def relative_deviation(covariance: Array) -> Array:
@@ -31,11 +32,12 @@ def relative_deviation(covariance: Array) -> Array:
     return np.exp(0.5 * logs.sum(1) / np.maximum(known.sum(1), 1))
 
 
-def box_values(found: Detections, by: Literal["risk", "epistemic"]) -> Array:
+def box_values(found: Detections, by: Measure) -> Array:
     """Return the value of each box (m,): the score times its risk, or its relative deviation.
 
     The score, because a box that the detector itself doubts needs no look: its risk is almost 1.
     """
+    check_choice("by", by, Measure)
     arrays = found.numpy()
     if by == "risk":
         value = found.risk.double().cpu().numpy()
@@ -54,8 +56,7 @@ def frame_values(values: Array, frame: Array, count: int, aggregate: Aggregate =
     >>> frame_values(np.array([1.0, 2.0, 5.0]), np.array([0, 0, 2]), 3, "mean").tolist()
     [1.5, 0.0, 5.0]
     """
-    if aggregate not in get_args(Aggregate):
-        raise BoxcovError(f"aggregate must be {', '.join(get_args(Aggregate))}, got {aggregate!r}")
+    check_choice("aggregate", aggregate, Aggregate)
     found = np.zeros(count)
     if aggregate == "max":
         np.maximum.at(found, frame, values)

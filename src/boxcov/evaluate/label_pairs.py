@@ -40,9 +40,8 @@ def pair_labels(found: Detections, truth: GroundTruth) -> LabelPairs:
     own, other = np.full(len(objects), -1), np.full(len(objects), -1)
     same_place = MIN_IOU if has_layout(found.fields, IMAGE) else _ON_GROUND
     alone = []
-    for mine, theirs in zip(
-        _by_frame(arrays["frame"], truth.frames), _by_frame(truth.frame, truth.frames)
-    ):
+    rows = (_by_frame(frame, truth.frames) for frame in (arrays["frame"], truth.frame))
+    for mine, theirs in zip(*rows):
         mine = mine[np.argsort(-certain[mine], kind="stable")]
         same = arrays["labels"][mine, None] == truth.labels[theirs]
         near = _nearness(found.fields, boxes[mine], objects[theirs])
@@ -96,26 +95,22 @@ def _nearness(fields: tuple[str, ...], boxes: Array, objects: Array) -> Array:
     if has_layout(fields, IMAGE):
         iou = _overlap(fields, boxes, objects)
         return np.where(iou >= MIN_IOU, iou, 0.0)
-    distance = np.linalg.norm(_centres(fields, boxes)[:, None] - _centres(fields, objects), axis=2)
+    at = columns(fields, ("x", "y"))
+    distance = np.linalg.norm(boxes[:, None, at] - objects[:, at], axis=2)
     return np.where(distance < LIMIT, np.exp(-distance), 0.0)
-
-
-def _centres(fields: tuple[str, ...], boxes: Array) -> Array:
-    return boxes[:, columns(fields, ("x", "y"))]
 
 
 def _overlap(fields: tuple[str, ...], a: Array, b: Array) -> Array:
     """Return the IoU (m, k) of each box of a with each of b, seen from above or in the image."""
-    found = np.zeros((len(a), len(b)))
     if has_layout(fields, IMAGE):
         at = columns(fields, IMAGE)
-        i, j = (index.ravel() for index in np.indices(found.shape))
-        found[i, j] = iou_2d(a[i][:, at], b[j][:, at])
-        return found
+        i, j = np.indices((len(a), len(b))).reshape(2, -1)
+        return iou_2d(a[i][:, at], b[j][:, at]).reshape(len(a), len(b))
+    found = np.zeros((len(a), len(b)))
     at = columns(fields, ("x", "y", "w", "l", "yaw"))
     a, b = a[:, at], b[:, at]
     distance = np.linalg.norm(a[:, None, :2] - b[:, :2], axis=2)
-    reach = [np.hypot(boxes[:, 2], boxes[:, 3]) / 2 for boxes in (a, b)]
-    i, j = np.nonzero(distance < reach[0][:, None] + reach[1])  # the others do not touch
+    reach_a, reach_b = (np.hypot(boxes[:, 2], boxes[:, 3]) / 2 for boxes in (a, b))
+    i, j = np.nonzero(distance < reach_a[:, None] + reach_b)  # the others do not touch
     found[i, j] = iou_bev(a[i], b[j])
     return found

@@ -62,52 +62,56 @@ def match(
     """
     fields, classes = tuple(fields), tuple(classes)
     find_layout(fields, (PLANE, IMAGE), "the matching with objects")
-    n, k, D = len(scores), len(truth_labels), len(fields)
-    _check_shapes((n, D), boxes=boxes)
-    _check_shapes((n,), labels=labels, frame=frame, uncertainty=uncertainty)
-    _check_shapes((n,), score_variance=score_variance, pair=pair)
-    _check_shapes((n, D, D), covariance=covariance, predictive=predictive)
-    _check_shapes((k, D), truth_boxes=truth_boxes)
-    _check_shapes((k,), truth_frame=truth_frame)
-    if n and not 0 <= np.min(labels) <= np.max(labels) < len(classes):
+    D = len(fields)
+    rows = _check_shapes(
+        *(len(scores), D),
+        boxes=np.asarray(boxes, dtype=float),
+        scores=scores,
+        labels=labels,
+        frame=frame,
+        uncertainty=np.asarray(uncertainty, dtype=float),
+        covariance=covariance,
+        predictive=predictive,
+        score_variance=score_variance,
+        pair=pair,
+    )
+    truth_boxes = np.asarray(truth_boxes, dtype=float)
+    objects = _check_shapes(
+        *(len(truth_labels), D),
+        truth_boxes=truth_boxes,
+        truth_labels=truth_labels,
+        truth_frame=truth_frame,
+    )
+    labels = rows["labels"]
+    if len(labels) and not 0 <= labels.min() <= labels.max() < len(classes):
         raise BoxcovError(
-            f"labels of predictions from {np.min(labels)} to {np.max(labels)}, but "
+            f"labels of predictions from {labels.min()} to {labels.max()}, but "
             f"{counted(len(classes), 'class')}"
         )
-    keep = np.asarray(scores) > threshold
-    boxes, truth_boxes = np.asarray(boxes, dtype=float)[keep], np.asarray(truth_boxes, dtype=float)
-    scores, labels, frame = (np.asarray(value)[keep] for value in (scores, labels, frame))
-
-    objects = truth_boxes, np.asarray(truth_labels), np.asarray(truth_frame)
+    keep = rows["scores"] > threshold
+    rows = {name: array[keep] for name, array in rows.items()}
     if pair is None:
-        pair = pair_classes(fields, (boxes, scores, labels, frame), objects, limit)
-    else:
-        pair = pair[keep]
+        predictions = (rows["boxes"], rows["scores"], rows["labels"], rows["frame"])
+        rows["pair"] = pair_classes(fields, predictions, tuple(objects.values()), limit)
+    boxes, pair = rows["boxes"], rows["pair"]
     hit = pair >= 0
     truth, iou, l2 = np.full(boxes.shape, np.nan), np.zeros(len(boxes)), np.full(len(boxes), np.nan)
     truth[hit] = truth_boxes[pair[hit]]
     iou[hit] = _iou(fields, boxes[hit], truth[hit])
     l2[hit] = np.linalg.norm(_centres(fields, boxes[hit]) - _centres(fields, truth[hit]), axis=1)
-    return Records(
-        fields=fields,
-        classes=classes,
-        boxes=boxes,
-        uncertainty=np.asarray(uncertainty, dtype=float)[keep],
-        scores=scores,
-        labels=labels,
-        frame=frame,
-        truth=truth,
-        iou=iou,
-        l2=l2,
-        pair=pair,
-        covariance=_rows(covariance, keep),
-        predictive=_rows(predictive, keep),
-        score_variance=_rows(score_variance, keep),
-    )
+    return Records(fields=fields, classes=classes, truth=truth, iou=iou, l2=l2, **rows)
 
 
-def _rows(value: Array | None, keep: Array) -> Array | None:
-    return None if value is None else np.asarray(value)[keep]
+def _check_shapes(n: int, D: int, **given: Array | None) -> dict[str, Any]:
+    """Return those of the arrays that are given; raise if one does not fit n boxes of D fields."""
+    arrays = {name: np.asarray(value) for name, value in given.items() if value is not None}
+    wide: dict[str, tuple[int, ...]] = dict.fromkeys(("boxes", "truth_boxes"), (n, D))
+    wide |= dict.fromkeys(("covariance", "predictive"), (n, D, D))
+    for name, array in arrays.items():
+        expected = wide.get(name, (n,))
+        if array.shape != expected:
+            raise BoxcovError(f"{name} has shape {array.shape}, expected {expected} for {n} boxes")
+    return arrays
 
 
 def pair_classes(
@@ -169,14 +173,6 @@ def _centres(fields: tuple[str, ...], boxes: Array) -> Array:
         corners = boxes[:, columns(fields, IMAGE)]
         return (corners[:, :2] + corners[:, 2:]) / 2
     return boxes[:, columns(fields, [name for name in ("x", "y", "z") if name in fields])]
-
-
-def _check_shapes(shape: tuple[int, ...], **arrays: Array | None) -> None:
-    for name, value in arrays.items():
-        if value is not None and np.shape(value) != shape:
-            raise BoxcovError(
-                f"{name} has shape {np.shape(value)}, expected {shape} for {shape[0]} boxes"
-            )
 
 
 # IoU

@@ -82,13 +82,15 @@ def quality(errors_iou: Array, errors_l2: Array, uncertainty: Array) -> dict[str
 
 def partitions(errors_iou: Array, errors_l2: Array, uncertainty: Array) -> dict[str, Partition]:
     """Return the partition behind ``quality`` for each error."""
-    iou, l2, u = check_arrays(errors_iou, errors_l2, uncertainty)
-    uncertain = ~(u < clipped_mean(u))
+    iou, l2, u = _check_arrays(errors_iou, errors_l2, uncertainty)
+    cases = _cases(iou, l2, ~(u < clipped_mean(u)))
+    return {error: partition(accurate, uncertain) for error, (accurate, uncertain) in cases.items()}
+
+
+def _cases(iou: Array, l2: Array, values: Array) -> dict[str, tuple[Array, Array]]:
+    """Return which boxes are accurate, and their values, for each error; for l2 the paired ones."""
     paired = ~np.isnan(l2)
-    return {
-        "IoU": partition(accurate_iou(iou), uncertain),
-        "l2": partition(accurate_l2(l2[paired]), uncertain[paired]),
-    }
+    return {"IoU": (accurate_iou(iou), values), "l2": (accurate_l2(l2[paired]), values[paired])}
 
 
 def accurate_iou(iou: Array) -> Array:
@@ -115,7 +117,7 @@ def clipped_mean(values: Array) -> float:
         return float(np.clip(np.mean(values), np.min(values), np.max(values)))
 
 
-def check_arrays(
+def _check_arrays(
     errors_iou: Array, errors_l2: Array, uncertainty: Array
 ) -> tuple[Array, Array, Array]:
     """Check shapes and NaN, and return the three as floats (n,); tensors are accepted, too."""
@@ -126,13 +128,18 @@ def check_arrays(
         raise BoxcovError(
             f"IoU, l2 and uncertainty must have the same length (n,), got shapes {shapes}"
         )
-    if np.isnan(u).any():
-        raise BoxcovError(
-            f"{int(np.isnan(u).sum())} of {len(u)} uncertainties are NaN: remove those predictions"
-        )
+    _check_known(u, "uncertainties")
     if np.isnan(iou).any():
         raise BoxcovError("an IoU is NaN: pass 0 for a prediction without an object")
     return iou, l2, u
+
+
+def _check_known(values: Array, what: str) -> None:
+    if np.isnan(values).any():
+        raise BoxcovError(
+            f"{int(np.isnan(values).sum())} of {len(values)} {what} are NaN: "
+            "remove those predictions"
+        )
 
 
 def _share(part: int, whole: int) -> float:
@@ -143,17 +150,9 @@ def _share(part: int, whole: int) -> float:
 
 
 def ranks(values: Array) -> Array:
-    """Return the rank (n,) of each value among the distinct values, from 0; equal values share one.
-
-    >>> ranks(np.array([0.5, 0.1, 0.5, 2.0])).tolist()
-    [1, 0, 1, 2]
-    """
+    """Return the rank (n,) of each value among the distinct values, from 0; equal ones share it."""
     values = np.asarray(values, dtype=float)
-    if np.isnan(values).any():
-        raise BoxcovError(
-            f"{int(np.isnan(values).sum())} of {len(values)} values to rank are NaN: "
-            "remove those predictions"
-        )
+    _check_known(values, "values to rank")
     return np.unique(values, return_inverse=True)[1].reshape(-1)
 
 
@@ -262,17 +261,11 @@ def curves(
     >>> found.thresholds.tolist(), found.values["AvU"]["IoU"].tolist()
     ([0.0, 0.5, 1.0], [0.5, 1.0, 0.5])
     """
-    iou, l2, u = check_arrays(errors_iou, errors_l2, uncertainty)
-    quantile = quantiles(u) if by_quantile else u
-    paired = ~np.isnan(l2)
-    cases = {
-        "IoU": (accurate_iou(iou), quantile),
-        "l2": (accurate_l2(l2[paired]), quantile[paired]),
-    }
+    iou, l2, u = _check_arrays(errors_iou, errors_l2, uncertainty)
     thresholds = np.linspace(0, 1, points)
     rows = {
         error: [partition(accurate, q >= t).metrics() for t in thresholds]
-        for error, (accurate, q) in cases.items()
+        for error, (accurate, q) in _cases(iou, l2, quantiles(u) if by_quantile else u).items()
     }
     values = {
         name: {error: np.array([row[name] for row in rows[error]]) for error in ERRORS}

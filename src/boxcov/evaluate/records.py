@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from math import pi
 from typing import Any
@@ -11,11 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from boxcov.box_layout import IMAGE, clipped_sides
+from boxcov.box_layout import IMAGE, clipped_sides, columns
 from boxcov.errors import counted
 
 Array = NDArray[Any]
-PERIODS: Mapping[str, float] = {"yaw": 2 * pi}  # fields that wrap around
 _NEAR_BORDER = 1.0  # pixels: an object that ends nearer to the border reaches it
 
 
@@ -58,12 +56,12 @@ class Records:
     pair: Array | None = None  # (n,) number of the paired object in the ground truth, -1 for none
 
     def __repr__(self) -> str:
-        with_covariance = "without" if self.covariance is None else "with"
+        frames = counted(len(np.unique(self.frame)), "frame")
+        classes = counted(len(self.classes), "class")
         return (
-            f"Records({counted(len(self), 'prediction')} in "
-            f"{counted(len(np.unique(self.frame)), 'frame')}, "
-            f"{int(self.paired.sum())} paired; fields {' '.join(self.fields)}; "
-            f"{counted(len(self.classes), 'class')}; {with_covariance} covariance)"
+            f"Records({counted(len(self), 'prediction')} in {frames}, "
+            f"{int(self.paired.sum())} paired; fields {' '.join(self.fields)}; {classes}; "
+            f"{'without' if self.covariance is None else 'with'} covariance)"
         )
 
     def __len__(self) -> int:
@@ -93,10 +91,9 @@ class Records:
         clipped at the image border, and the object reaches that border.
         """
         difference = self.boxes - self.truth
-        for name, period in PERIODS.items():
-            if name in self.fields:
-                column = self.fields.index(name)
-                difference[:, column] = (difference[:, column] + period / 2) % period - period / 2
+        if "yaw" in self.fields:
+            yaw = self.fields.index("yaw")
+            difference[:, yaw] = (difference[:, yaw] + pi) % (2 * pi) - pi
         outward = np.array([1.0 if name in IMAGE[:2] else -1.0 for name in self.fields])
         difference[self.clipped & (outward * difference >= -_NEAR_BORDER)] = np.nan
         return difference
@@ -121,8 +118,7 @@ class Records:
     @property
     def range(self) -> Array:
         """Distance (n,) of each box centre from the sensor in the plane."""
-        columns = [self.fields.index(name) for name in ("x", "y")]
-        return np.linalg.norm(self.boxes[:, columns], axis=1)
+        return np.linalg.norm(self.boxes[:, columns(self.fields, ("x", "y"))], axis=1)
 
     def as_axes(self) -> Records:
         """Return the records with objects turned by pi where that is nearer to the prediction.
@@ -140,10 +136,8 @@ class Records:
         """
         if "yaw" not in self.fields:
             return self
-        yaw = self.fields.index("yaw")
-        truth = np.array(self.truth, dtype=float)
-        swapped = np.abs(self.errors[:, yaw]) > pi / 2
-        truth[swapped, yaw] += pi
+        yaw, truth = self.fields.index("yaw"), np.array(self.truth, dtype=float)
+        truth[np.abs(self.errors[:, yaw]) > pi / 2, yaw] += pi
         return replace(self, truth=truth)
 
     def with_uncertainty(self, uncertainty: Array) -> Records:
@@ -153,6 +147,5 @@ class Records:
     def without_covariance(self, uncertainty: Array) -> Records:
         """Return the same predictions with the u (n,) of a baseline that has no covariance."""
         names = ("covariance", "predictive", "score_variance", "signals")
-        calibrated = ("risk", "regions", "scale", "dof")
-        bare: dict[str, Any] = dict.fromkeys(names + calibrated)
+        bare: dict[str, Any] = dict.fromkeys((*names, "risk", "regions", "scale", "dof"))
         return replace(self, uncertainty=uncertainty, **bare)

@@ -27,7 +27,7 @@ from boxcov.evaluate.covariance_metrics import (
     region_coverage,
     student_nll,
 )
-from boxcov.evaluate.intervals import Chance, bootstrap, partition_chance, shuffle_chance
+from boxcov.evaluate.intervals import bootstrap, partition_chance, shuffle_chance
 from boxcov.evaluate.quality import (
     ERRORS,
     METRICS,
@@ -84,8 +84,8 @@ def summarise(records: Records, replicates: int = 200, seed: int = 0) -> dict[st
     """
     cells = _with_intervals(_statistics(records), (records,), replicates, seed)
     chances = _chances(records, replicates, seed)
-    for name, error in _CELLS:
-        chance = chances.get((name, error), Chance(*3 * [float("nan")]))
+    for name, error in _CELLS:  # P(U) and P(A) have no chance level
+        chance = chances.get((name, error), 3 * [None])
         cells[name][error] |= dict(zip(("chance", "chance_low", "chance_high"), chance))
     return without_nan(
         {
@@ -104,10 +104,7 @@ def summarise(records: Records, replicates: int = 200, seed: int = 0) -> dict[st
 def class_groups(records: Records) -> dict[str, Array]:
     """Return the numbers of the rows of each class that occurs."""
     labels = np.asarray(records.labels, dtype=int)
-    order = np.argsort(labels, kind="stable")
-    found, starts = np.unique(labels[order], return_index=True)
-    rows = np.split(order, starts[1:])
-    return {records.classes[label]: own for label, own in zip(found, rows)}
+    return {records.classes[c]: np.flatnonzero(labels == c) for c in np.unique(labels)}
 
 
 def range_groups(records: Records) -> dict[str, Array]:
@@ -137,11 +134,8 @@ def compare(
     1.0
     """
     of_a, of_b = _statistics(a), _statistics(b)
-
-    def difference(rows_a: Array, rows_b: Array) -> Array:
-        return of_a(rows_a) - of_b(rows_b)
-
-    return without_nan(_with_intervals(difference, (a, b), replicates, seed))
+    cells = _with_intervals(lambda i, j: of_a(i) - of_b(j), (a, b), replicates, seed)
+    return without_nan(cells)
 
 
 def _with_intervals(
@@ -177,16 +171,16 @@ def _statistics(records: Records) -> Callable[[Array], Array]:
     return statistics
 
 
-def _chances(records: Records, replicates: int, seed: int) -> dict[tuple[str, str], Chance]:
-    found: dict[tuple[str, str], Chance] = {}
-    for error, part in partitions(records.iou, records.l2, records.uncertainty).items():
-        found |= {(name, error): value for name, value in partition_chance(part, seed=seed).items()}
+def _chances(records: Records, replicates: int, seed: int) -> dict[tuple[str, str], Any]:
     u_ranks, paired = ranks(records.uncertainty), records.paired
     cases = {
         "IoU": (1 - records.iou, ~accurate_iou(records.iou), u_ranks),
         "l2": (records.l2[paired], ~accurate_l2(records.l2[paired]), u_ranks[paired]),
     }
-    for error, (size, bad, u) in cases.items():
+    found: dict[tuple[str, str], Any] = {}
+    for error, part in partitions(records.iou, records.l2, records.uncertainty).items():
+        found |= {(name, error): value for name, value in partition_chance(part, seed=seed).items()}
+        size, bad, u = cases[error]
         auroc = partial(auroc_from_ranks, bad)
         ause = partial(ause_from_ranks, size, error_ranks=ranks(size))
         found["AUROC", error] = shuffle_chance(auroc, u, replicates, seed)
@@ -252,15 +246,34 @@ def table(
     rows = []
     for name, kind, records in entries:
         summary = summarise(records, replicates, seed)
-        rows.append({"method": name, "kind": kind, **_row(summary, "value", "low", "high")})
-        rows[-1] |= _covariance_cells(summary)
-        chance = _row(summary, "chance", "chance_low", "chance_high")
-        rows.append({"method": f"{name}, shuffled", "kind": "chance", **chance})
+        measures = {**summary["quality"], "AUROC": summary["AUROC"], "AUSE": summary["AUSE"]}
+        cells = _cells(measures) | _covariance_cells(summary)
+        rows.append(_row(name, kind, records, cells))
+        cells = _cells(measures, "chance", "chance_low", "chance_high")
+        rows.append(_row(f"{name}, shuffled", "chance", records, cells))
     for name, of, records, baseline in combined:
-        row = {"method": f"{name}, minus {of}", "kind": "difference", "boxes": len(records)}
-        row |= {"paired": int(records.paired.sum()), **dict.fromkeys(COLUMNS)}
-        rows.append(row | _measure_cells(compare(records, baseline, replicates, seed)))
+        cells = _cells(compare(records, baseline, replicates, seed))
+        rows.append(_row(f"{name}, minus {of}", "difference", records, cells))
     return rows
+
+
+def _row(name: str, kind: str, records: Records, cells: dict[str, Any]) -> dict[str, Any]:
+    counts = {"boxes": len(records), "paired": int(records.paired.sum())}
+    return {"method": name, "kind": kind, **counts, **dict.fromkeys(COLUMNS), **cells}
+
+
+def _cells(
+    measures: Mapping[str, Mapping[str, Any]],
+    value: str = "value",
+    low: str = "low",
+    high: str = "high",
+) -> dict[str, Any]:
+    """Return the cells of ``MEASURE_COLUMNS``, with the numbers under these keys of a summary."""
+    return {
+        f"{name} {error}": {"value": cell[value], "low": cell[low], "high": cell[high]}
+        for name in METRICS + RANKINGS
+        for error, cell in measures[name].items()
+    }
 
 
 def _table_entries(
@@ -300,31 +313,10 @@ def _with_covariance(records: Records, seed: int) -> dict[str, Records]:
     """Return baselines with the log variances of a method as further columns, by name."""
     if records.covariance is None:
         return {}
-    columns = covariance_features(records)
-    found = {SIZE: score_and_size(records, columns, seed=seed)}
+    extra = {SIZE: covariance_features(records)}
     if records.signals is not None:
-        columns = np.concatenate([columns, signal_features(records)], 1)
-        found[SIGNALS] = score_and_size(records, columns, seed=seed)
-    return found
-
-
-def _row(summary: dict[str, Any], value: str, low: str, high: str) -> dict[str, Any]:
-    """Return the counts and the cells of one row, under the given keys of the summary's cells."""
-    measures = {**summary["quality"], "AUROC": summary["AUROC"], "AUSE": summary["AUSE"]}
-    cells = {
-        column: {"value": cell[value], "low": cell[low], "high": cell[high]}
-        for column, cell in _measure_cells(measures).items()
-    }
-    counts = {"boxes": summary["boxes"], "paired": summary["paired"]}
-    return {**counts, **dict.fromkeys(COLUMNS), **cells}
-
-
-def _measure_cells(measures: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    return {
-        f"{name} {error}": cell
-        for name in METRICS + RANKINGS
-        for error, cell in measures[name].items()
-    }
+        extra[SIGNALS] = np.concatenate([extra[SIZE], signal_features(records)], 1)
+    return {name: score_and_size(records, columns, seed=seed) for name, columns in extra.items()}
 
 
 def _covariance_cells(summary: dict[str, Any]) -> dict[str, Any]:

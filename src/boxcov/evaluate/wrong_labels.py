@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcov.box_layout import IMAGE, columns, has_layout
+from boxcov.box_layout import IMAGE, columns, has_layout, sides
 from boxcov.detections import Detections
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, import_package
 from boxcov.evaluate.ground_truth import GroundTruth, match_detections
 from boxcov.evaluate.label_pairs import LIMIT, LabelPairs, pair_labels
 from boxcov.evaluate.records import Records
@@ -124,20 +124,18 @@ def _error_ratio(records: Records, names: tuple[str, ...], no_object: Array) -> 
 
     A box without an object, beside a label by chance, may have any error, too.
     """
-    from scipy import stats
-
     assert records.scale is not None
     assert records.dof is not None
     at = columns(records.fields, names)
     errors, scale = records.as_axes().errors[:, at], records.scale[:, at]
+    stats = import_package("scipy.stats")
     right = stats.t.logpdf(errors / scale, np.array(records.dof)[at]) - np.log(scale)
     wrong = _log_wide(records, names)
     known = np.isfinite(right)  # clipped sides, and fields without labels, say nothing
     right, wrong = (np.where(known, part, 0.0).sum(1) for part in (right, wrong))
     false = _BY_CHANCE * no_object
     false = np.clip(false / (false + 1 - no_object), _SURE, 1 - _SURE)
-    found: Array = wrong - np.logaddexp(np.log1p(-false) + right, np.log(false) + wrong)
-    return found
+    return wrong - np.logaddexp(np.log1p(-false) + right, np.log(false) + wrong)
 
 
 def _log_wide(records: Records, names: tuple[str, ...]) -> Array:
@@ -146,8 +144,6 @@ def _log_wide(records: Records, names: tuple[str, ...]) -> Array:
     Places are uniform within 2 m, or in images within half a side; angles are uniform; the
     logarithms of sides are normal.
     """
-    from scipy import stats
-
     at = columns(records.fields, names)
     boxes, labels = (np.maximum(part[:, at], 1e-3) for part in (records.boxes, records.truth))
     if names[0] in IMAGE:
@@ -155,23 +151,19 @@ def _log_wide(records: Records, names: tuple[str, ...]) -> Array:
         side = np.maximum(width if names[0] in ("x1", "x2") else height, 1e-3)
         return -np.log(side)[:, None]
     if names[0] in _SIDES:
-        found: Array = stats.norm.logpdf(np.log(boxes / labels), 0, _FACTOR) - np.log(labels)
-        return found
+        stats = import_package("scipy.stats")
+        return stats.norm.logpdf(np.log(boxes / labels), 0, _FACTOR) - np.log(labels)
     return np.full(boxes.shape, -log(pi if names == ("yaw",) else 2 * LIMIT))
 
 
 def _log_odds(probability: Array) -> Array:
     p = np.clip(probability, _SURE, 1 - _SURE)
-    found: Array = np.log(p) - np.log1p(-p)
-    return found
+    return np.log(p) - np.log1p(-p)
 
 
 def _sides(fields: tuple[str, ...], boxes: Array) -> Array:
     """Return the sides (n, 2 or 3) of boxes."""
-    if has_layout(fields, IMAGE):
-        x1, y1, x2, y2 = (boxes[:, i] for i in columns(fields, IMAGE))
-        return np.stack([x2 - x1, y2 - y1], 1)
-    return boxes[:, columns(fields, [name for name in _SIDES if name in fields])]
+    return np.array(list(sides(dict(zip(fields, boxes.T))).values())).T
 
 
 def miss_probability(fields: tuple[str, ...], truth: GroundTruth, missed: Array) -> Array:
@@ -184,8 +176,7 @@ def miss_probability(fields: tuple[str, ...], truth: GroundTruth, missed: Array)
         place = _sides(fields, boxes).prod(1)
     else:
         place = np.hypot(*boxes[:, columns(fields, ("x", "y"))].T)
-    is_missed = np.isin(np.arange(len(boxes)), missed)
-    found = np.ones(len(boxes))
+    is_missed, found = np.isin(np.arange(len(boxes)), missed), np.ones(len(boxes))
     for label in np.unique(truth.labels):
         rows = np.flatnonzero(truth.labels == label)
         rows = rows[np.argsort(place[rows], kind="stable")]
@@ -232,8 +223,7 @@ def _broad(x: Array) -> Array:
     off = x - x.mean(0)
     S = off.T @ off / n + _SPREAD**2 * np.eye(d)
     squares = (off @ np.linalg.inv(S) * off).sum(1).clip(max=100)  # no density is 0
-    found: Array = -0.5 * (squares + np.linalg.slogdet(S)[1] + d * log(2 * pi))
-    return found
+    return -0.5 * (squares + np.linalg.slogdet(S)[1] + d * log(2 * pi))
 
 
 def _density(x: Array, broad: Array, rows: Array, members: Array, bandwidth: float) -> Array:
@@ -242,5 +232,4 @@ def _density(x: Array, broad: Array, rows: Array, members: Array, bandwidth: flo
     peak = (2 * pi * bandwidth**2) ** (-x.shape[1] / 2)
     is_other = rows[:, None] != members
     kernels = np.where(is_other, peak * np.exp(-0.5 * (off**2).sum(2)), 0.0)
-    found: Array = np.log((kernels.sum(1) + np.exp(broad[rows])) / (is_other.sum(1) + 1))
-    return found
+    return np.log((kernels.sum(1) + np.exp(broad[rows])) / (is_other.sum(1) + 1))
