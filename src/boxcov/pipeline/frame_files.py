@@ -234,9 +234,11 @@ def paths_in_folder(
     done: set[str] = set()
     sizes: dict[str, int] = {}
     while True:
+        with reading(folder, "a folder of frames"):  # a watched one can vanish
+            found = list(folder.iterdir())
         names = sorted(
             path.name
-            for path in folder.iterdir()
+            for path in found
             if path.name.lower().endswith(suffixes) and path.name not in done and not path.is_dir()
         )
         for name in names:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from boxcov.concatenation import join_frames
 from boxcov.detections import Detections
-from boxcov.errors import BoxcovError, import_package
+from boxcov.errors import BoxcovError, counted, import_package
 from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.evaluate.label_order import Aggregate, box_values, frame_values
 from boxcov.evaluate.wrong_labels import disagreement
@@ -162,6 +162,11 @@ def _read(options: RankCommand) -> Pool:
         )
     count = found.meta.get("frames") or (int(found.frame.max()) + 1 if len(found) else 0)
     names = found.meta.get("names") or list(map(str, range(count)))
+    if len(names) != count:
+        raise BoxcovError(
+            f"{path}: has names of {counted(len(names), 'frame')} and boxes of {count}: write it "
+            "again with boxcov predict"
+        )
     if options.by != "disagreement":
         return Pool(found, names)
     given = options.source

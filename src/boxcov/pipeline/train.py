@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
-from boxcov._files.input_file import read_json
+from boxcov._files.input_file import read_json, reading
 from boxcov._files.output_file import remove_leftovers, write_json
 from boxcov._torch.modules import move
 from boxcov.concatenation import join_frames
@@ -53,7 +53,9 @@ def run(
         remove_leftovers(path)
     stated = {name: getattr(options, name) for name in _REPORTED}
     if options.resume and not options.force and report_path.exists():
-        refuse_other_settings(options.out, read_json(report_path), stated)
+        with reading(report_path, "a report of boxcov train", "replace it with --force"):
+            stored = dict(read_json(report_path))
+        refuse_other_settings(options.out, stored, stated)
     detector = move_to_device(_initial_detector(options), options.device)
     source = DataOptions(options.data, options.split, options.count, options.seed, options.sweeps)
     began = perf_counter()

@@ -221,7 +221,7 @@ def runtime(workspace: Workspace) -> Table:
     detections = workspace.detections(exact)
     boxes = len(detections) / detections.meta["frames"]
     glm_boxes = len(workspace.detections(glm))
-    glm_ms = workspace.milliseconds(glm)[0] * boxes / glm_boxes
+    glm_ms = workspace.milliseconds(glm)[0] * boxes / glm_boxes if glm_boxes else float("nan")
     times = {
         "MCI, k = 10": ("MCI", workspace.milliseconds(Run("mci"))),
         "GLM": ("GLM", [glm_ms]),
