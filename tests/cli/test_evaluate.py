@@ -29,7 +29,7 @@ def matched(found: Detections, frames):
 
 
 def study_of(paths, **options):
-    return run(EvaluateCommand(predictions=tuple(paths), replicates=2, **options)).study
+    return run(EvaluateCommand(predictions=tuple(paths), replicates=2, **options))[0]
 
 
 def noisy(frames, noise: float = 0.4, seed: int = 0) -> Detections:

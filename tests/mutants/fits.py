@@ -153,8 +153,8 @@ FITS = [
     ),
     Mutant(
         "blocks of another run are refused",
-        "pipeline/block_store.py",
-        "if stored.get(name) != meta[name]:",
+        "pipeline/paths.py",
+        "if stored.get(name) != value:",
         "if False:",
         "cli/test_predict.py::test_interrupted_run_resumes_to_the_same_bytes[exact]",
     ),

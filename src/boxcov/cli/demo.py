@@ -10,8 +10,6 @@ from boxcov.pipeline.options import DemoCommand
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from boxcov.pipeline.demo import Scenario
-
 
 def demo(options: DemoCommand) -> Output:
     """Show what the risk and the regions of boxes are worth, and write a report.
@@ -24,21 +22,21 @@ def demo(options: DemoCommand) -> Output:
 
     with Steps() as step:
         scenarios = pipeline.run(options, step)
-    numbers = {one.name: {**one.numbers, "report": str(one.report)} for one in scenarios}
-    reports = [f"{one.name}, {pipeline.SCENARIOS[one.name]}: {one.report}" for one in scenarios]
+    reports = {name: str(options.out / name / "report.html") for name in scenarios}
+    numbers = {name: {**scenarios[name], "report": path} for name, path in reports.items()}
+    lines = [f"{name}, {pipeline.SCENARIOS[name]}: {path}" for name, path in reports.items()]
     title = f"{pipeline.DETECTOR} with its posterior and error model, on simulated LiDAR frames"
-    return Output(numbers, [title, _table(scenarios), *reports])
+    return Output(numbers, [title, _table(scenarios), *lines])
 
 
-def _table(scenarios: list[Scenario]) -> Table:
+def _table(scenarios: dict[str, dict[str, Any]]) -> Table:
     """Return one column per scenario: what was predicted, and what was observed."""
     from rich.table import Table
 
     from boxcov.pipeline.demo import HIGH, LOW, WIDTHS
     from boxcov.report.verdict import display_unit
 
-    table = Table("", *(scenario.name for scenario in scenarios))
-    all_numbers = [scenario.numbers for scenario in scenarios]
+    table, all_numbers = Table("", *scenarios), list(scenarios.values())
 
     def add(label: str, cells: list[str], end_section: bool = False) -> None:
         table.add_row(label, *cells, end_section=end_section)

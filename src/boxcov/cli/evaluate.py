@@ -27,17 +27,17 @@ def evaluate(options: EvaluateCommand) -> Output | None:
         result = run(options, progress)
     if result is None:  # another rank prints
         return None
-    rows, out = result.rows, None if options.out is None else str(options.out)
+    (study, rows), out = result, None if options.out is None else str(options.out)
     parts: list[str | Table] = [quality_table(rows)]
     if any(row["ENCE"] is not None for row in rows):
         parts.append(covariance_table(rows))
     if any(row["kind"] == "difference" for row in rows):
         parts.append(difference_table(rows))
-    if (method := first_method(result.study)) is not None:
+    if (method := first_method(study)) is not None:
         parts.append(f"{method.name}: {' '.join(sentences(headline(method.records)))}")
     if out is not None:
         parts.append(f"report: {out}")
-    return Output({"about": dict(result.study.about), "rows": rows, "out": out}, parts)
+    return Output({"about": dict(study.about), "rows": rows, "out": out}, parts)
 
 
 def quality_table(rows: Sequence[Row]) -> Table:

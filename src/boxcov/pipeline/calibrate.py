@@ -27,7 +27,7 @@ from boxcov.evaluate.covariance_metrics import LEVELS, probability_metrics, regi
 from boxcov.evaluate.ground_truth import match_detections
 from boxcov.evaluate.label_convention import warn_of_convention
 from boxcov.evaluate.records import Records
-from boxcov.pipeline.detectors import load_detector, match_source, warn_if_implausible
+from boxcov.pipeline.detectors import load_detector, match_source, open_data
 from boxcov.pipeline.frames import (
     default_calibration_split,
     default_training_split,
@@ -35,7 +35,6 @@ from boxcov.pipeline.frames import (
     load_labelled_frames,
     other_split,
     shares_frames,
-    warn_of_fewer_frames,
 )
 from boxcov.pipeline.options import CalibrateCommand, DataOptions
 from boxcov.pipeline.paths import holds_output
@@ -56,10 +55,7 @@ def run(options: CalibrateCommand, steps: Steps | None = None) -> dict[str, Any]
     source = replace(source, split=source.split or default_calibration_split(source.data))
     detector = load_detector(options, options.device)
     threshold = iou_thresholds(detector.box_fields, options.threshold)[1]
-    source = match_source(source, detector)
-    frames = load_labelled_frames(source, options.device, detector.classes)
-    warn_of_fewer_frames(frames, source.count, source.data, source.split)
-    warn_if_implausible(detector, frames)
+    source, frames = open_data(detector, source, options.device)
     fit_frames = _fit_frames(len(frames), options)
     stress = _stress_frames(options, source, frames, detector)
     given = options.estimator.for_detector(options.detector)

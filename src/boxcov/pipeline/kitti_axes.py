@@ -12,6 +12,7 @@ from torch import Tensor
 
 from boxcov.data import kitti, simulated
 from boxcov.data.poses import Pose, transform_detections, wrap_angle
+from boxcov.data.sequence import FrameSequence
 from boxcov.detections import Detections
 
 NUSCENES_CLASS = {"Car": "car", "Pedestrian": "pedestrian", "Cyclist": "bicycle"}
@@ -25,22 +26,19 @@ def has_kitti_classes(classes: Sequence[str]) -> bool:
     return [name.lower() for name in classes] == [name.lower() for name in kitti.CLASSES]
 
 
-class KittiAsNuScenes(Sequence[Any]):
+class KittiAsNuScenes(FrameSequence):
     """KITTI frames in the axes and classes of nuScenes, converted when they are read."""
 
     def __init__(self, frames: kitti.Kitti) -> None:
+        super().__init__(len(frames))
         self.frames = frames
 
     @property
     def has_labels(self) -> bool:
         return self.frames.has_labels
 
-    def __len__(self) -> int:
-        return len(self.frames)
-
-    def __getitem__(self, item: Any) -> Any:
-        found = self.frames[item]
-        return KittiAsNuScenes(found) if isinstance(item, slice) else frame_to_nuscenes(found)
+    def load(self, index: int) -> Any:
+        return frame_to_nuscenes(self.frames[index])
 
 
 def frame_to_nuscenes(frame: Any) -> Any:

@@ -25,7 +25,7 @@ from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.outlines import background_of
 from boxcov.pipeline.block_store import BLOCK, BlockStore
-from boxcov.pipeline.detectors import load_detector, match_source, warn_if_implausible
+from boxcov.pipeline.detectors import load_detector, open_data
 from boxcov.pipeline.frame_files import FileFrames, Frame, FrameReader, is_video, look_at_first
 from boxcov.pipeline.frames import (
     Progress,
@@ -135,10 +135,7 @@ def open_frames(
         names = [printable(name, one_line=True) for name in frames.names]
         return frames, {"files": printable(where, one_line=True), "names": names}
     source = replace(source, split=source.split or default_test_split(source.data))
-    source = match_source(source, detector)
-    frames = load_frames(source, device, detector.classes)
-    warn_of_fewer_frames(frames, source.count, source.data, source.split)
-    warn_if_implausible(detector, frames)
+    source, frames = open_data(detector, source, device, load_frames)
     return frames, {"source": asdict(source)}
 
 
@@ -244,7 +241,7 @@ def posterior_meta(options: EstimatorOptions) -> dict[str, Any]:
 def block_store(out: Path, block: int = BLOCK) -> BlockStore[Detections]:
     """Return the store for the blocks of the run that writes ``out``."""
 
-    def write(path: Path, found: Detections, meta: dict[str, Any]) -> None:
+    def write(found: Detections, path: Path, meta: Mapping[str, Any]) -> None:
         replace(found, meta={**meta, **found.meta}).save(path)
 
     def read(path: Path) -> tuple[Detections, Mapping[str, Any]]:

@@ -50,8 +50,11 @@ def run(options: RankCommand, progress: Progress = silent) -> dict[str, Any]:
     """Write the frames in order, and the boxes if asked for; return the first frames."""
     if options.boxes is not None:
         check_output(options.boxes, options.force)
-    if options.fiftyone is not None:
-        _check_dataset(options.fiftyone, options.force)
+    name = options.fiftyone
+    if name is not None and import_package("fiftyone").dataset_exists(name) and not options.force:
+        raise BoxcovError(
+            f"the FiftyOne dataset {name} exists: give another name, or --force to replace it"
+        )
     pool = _predict(options, progress) if options.predictions is None else _read(options)
     aggregate = options.aggregate or AGGREGATES[options.by]
     rows = box_table(pool, options.by)
@@ -60,8 +63,7 @@ def run(options: RankCommand, progress: Progress = silent) -> dict[str, Any]:
     written = [str(options.out)]
     if options.boxes is not None:
         order = _falling(rows["value"])
-        names = np.array(pool.names, dtype=object)[rows["frame"]]
-        shown = {**rows, "frame": names}
+        shown = {**rows, "frame": np.array(pool.names, dtype=object)[rows["frame"]]}
         write_columns(options.boxes, {name: column[order] for name, column in shown.items()})
         written.append(str(options.boxes))
     if options.fiftyone is not None:
@@ -81,16 +83,14 @@ def box_table(pool: Pool, by: str) -> dict[str, Any]:
     if by == "disagreement":
         assert pool.truth is not None
         rows = disagreement(found, pool.truth)
-        has_box = rows.box >= 0
-        truth_boxes = pool.truth.columns(found.fields)
-        place = np.where(
-            has_box[:, None], _rows_of(arrays["boxes"], rows.box), _rows_of(truth_boxes, rows.label)
-        )
-        label = np.where(rows.label >= 0, _rows_of(pool.truth.labels, rows.label), -1).astype(int)
+        own = {name: _rows_of(arrays[name], rows.box) for name in ("boxes", "labels", "scores")}
+        has_box, has_label = rows.box >= 0, rows.label >= 0
+        labelled = _rows_of(pool.truth.columns(found.fields), rows.label)
+        place = np.where(has_box[:, None], own["boxes"], labelled)
+        label = np.where(has_label, _rows_of(pool.truth.labels, rows.label), -1).astype(int)
         table = {"frame": rows.frame, "value": rows.value, "kind": rows.kind}
-        table["class"] = classes[np.where(has_box, _rows_of(arrays["labels"], rows.box), -1)]
-        table["label"] = classes[label]
-        table["scores"] = np.where(has_box, _rows_of(arrays["scores"], rows.box), np.nan)
+        table |= {"class": classes[np.where(has_box, own["labels"], -1)], "label": classes[label]}
+        table["scores"] = np.where(has_box, own["scores"], np.nan)
     else:
         value = box_values(found, "risk" if by == "risk" else "epistemic")
         table = {"frame": arrays["frame"], "value": value, "class": classes[arrays["labels"]]}
@@ -100,9 +100,8 @@ def box_table(pool: Pool, by: str) -> dict[str, Any]:
 
 
 def _rows_of(values: Array, rows: Array) -> Array:
-    """The rows of an array; any value where the number is -1, also if there are no rows."""
-    padded = np.concatenate([values, np.zeros((1, *values.shape[1:]), values.dtype)])
-    return padded[rows]
+    """Return rows of an array, 0 where the number is -1, also if the array has no rows."""
+    return np.concatenate([values, np.zeros((1, *values.shape[1:]), values.dtype)])[rows]
 
 
 def frame_table(pool: Pool, rows: dict[str, Any], aggregate: Aggregate) -> dict[str, Any]:
@@ -172,8 +171,7 @@ def _read(options: RankCommand) -> Pool:
     given = options.source
     where = (given.data, given.split, given.count) if given != DataOptions() else ()
     source = source_of_detections(path, found.meta, PredictedData(*where))
-    frames = load_labelled_frames(source, "cpu", found.classes)
-    truth = GroundTruth.from_frames((None, target) for _, target in frames)
+    truth = GroundTruth.from_frames(load_labelled_frames(source, "cpu", found.classes))
     if truth.frames != len(names):
         raise BoxcovError(
             f"{path}: boxes of {len(names)} frames, but there are labels of {truth.frames}: give "
@@ -187,13 +185,6 @@ def _check_error_model(options: RankCommand, is_there: bool, where: str) -> None
         raise BoxcovError(
             f"{where}: has no error model, which --by {options.by} needs: calibrate it with boxcov "
             "calibrate, or rank --by epistemic"
-        )
-
-
-def _check_dataset(name: str, force: bool) -> None:
-    if import_package("fiftyone").dataset_exists(name) and not force:
-        raise BoxcovError(
-            f"the FiftyOne dataset {name} exists: give another name, or --force to replace it"
         )
 
 

@@ -65,10 +65,9 @@ def pictures(out: Path | None) -> Iterator[Add]:
     if out is None:
         yield lambda name, background, found: None
         return
-    writers = {".gif": _gif, ".mp4": _mp4}
-    writer = writers.get(out.suffix.lower())
+    writer = {".gif": _gif, ".mp4": _mp4}.get(out.suffix.lower(), _folder)
     reach: list[float] = []  # of the first frame: a view that changes with every frame flickers
-    with _folder(out) if writer is None else writer(out) as write:
+    with writer(out) as write:
 
         def add(name: str, background: Any, found: Detections) -> None:
             _check_background(name, background)
@@ -111,14 +110,8 @@ def _gif(out: Path) -> Iterator[Callable[[str, Any], None]]:
     yield write
     if drawn:
         with atomic_write(out) as temporary:
-            drawn[0].save(
-                temporary,
-                "GIF",
-                save_all=True,
-                append_images=drawn[1:],
-                duration=round(1000 / RATE),
-                loop=0,
-            )
+            pace = {"duration": round(1000 / RATE), "loop": 0}
+            drawn[0].save(temporary, "GIF", save_all=True, append_images=drawn[1:], **pace)
 
 
 @contextmanager
