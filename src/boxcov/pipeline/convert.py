@@ -26,9 +26,9 @@ def run(options: ConvertCommand) -> dict[str, Any]:
     if out.exists() and out.samefile(options.detections):
         raise BoxcovError(f"{out}: is the input file; give another name")
     count = found.meta.get("frames", int(found.frame.max()) + 1 if len(found) else 0)
+    has_predictive = found.predictive is not None
     with reading(options.detections, "predictions of frames that can be loaded"):
         frames = _load_frames(options, found, count)
-        has_predictive = found.predictive is not None
         check_format(format, frames, found.fields, has_predictive, options.message)
     write_detections(format, out, frames, found, options.message)
     return {"out": str(out), "format": format, "boxes": len(found), "frames": count}

@@ -135,13 +135,12 @@ def warn_if_implausible(detector: Detector, frames: Sequence[Any]) -> None:
     """
     if not is_foreign(detector):
         return
-    first = [frames[i] for i in range(min(2, len(frames)))]
-    wrong = [look for look in observe(detector, first) if look.passed is False]
+    looks = observe(detector, [frames[i] for i in range(min(2, len(frames)))])
+    wrong = [f"{o.name}: {o.seen} ({o.todo})" for o in looks if o.passed is False]
     if wrong:
-        seen = "; ".join(f"{look.name}: {look.seen} ({look.todo})" for look in wrong)
         warnings.warn(
-            f"the boxes of the first frames do not look right: {seen}. boxcov check shows what was "
-            "understood of the checkpoint, and a picture",
+            f"the boxes of the first frames do not look right: {'; '.join(wrong)}. boxcov check "
+            "shows what was understood of the checkpoint, and a picture",
             BoxcovWarning,
             stacklevel=2,
         )

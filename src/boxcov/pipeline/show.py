@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -33,22 +32,17 @@ def check_show(out: Path | None, force: bool) -> None:
     check_output(out, force, folder=not suffix)
 
 
-def check_frames(
-    out: Path | None, frames: int, backgrounds: Iterable[tuple[str, Any]] = ()
-) -> None:
-    """Raise if there are more frames than a video of this kind holds, before the work.
+def check_frames(out: Path, frames: int, backgrounds: Iterator[tuple[str, Any]]) -> None:
+    """Raise if a video of this kind holds fewer frames, or the first one cannot be drawn on.
 
-    backgrounds: names and backgrounds of the frames; of the first, raise if it cannot be drawn on.
+    backgrounds: names and backgrounds of the frames.
     """
-    if out is None:
-        return
     if out.suffix.lower() == ".gif" and frames > MAX_GIF:
         raise BoxcovError(
             f"{out}: a GIF holds at most {MAX_GIF} frames, and these are {frames}: give an .mp4 "
             "file, or fewer frames with --count"
         )
-    for first in islice(backgrounds, 1):
-        _check_background(*first)
+    _check_background(*next(backgrounds))
 
 
 def _check_background(name: str, background: Any) -> None:
