@@ -18,6 +18,7 @@ from boxcov.evaluate.summary import table
 from boxcov.pipeline.block_store import BlockStore
 from boxcov.pipeline.frames import (
     Progress,
+    check_frame_count,
     load_in_background,
     load_labelled_frames,
     silent,
@@ -80,13 +81,8 @@ def _load_files(options: EvaluateCommand) -> _Files:
     source = _common_source(options, found)
     frames = load_labelled_frames(source, "cpu", found[0].classes)
     warn_of_fewer_frames(frames, options.source.count, source.name)
-    at_least = int(found[0].frame.max()) + 1 if len(found[0]) else 0
-    expected = found[0].meta.get("frames", max(at_least, len(frames)))
-    if expected != len(frames):
-        raise BoxcovError(
-            f"{options.predictions[0]}: boxes of {expected} frames, but {source.data} has "
-            f"{len(frames)}: give the --data that they were predicted on"
-        )
+    for path, one in zip(options.predictions, found):
+        check_frame_count(path, one, frames, source)
     frames = load_in_background(frames, options.workers, "cpu", source.seed)
     return _Files(dict(zip(names, found)), source, frames)
 

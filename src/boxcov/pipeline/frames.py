@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map_only
 from boxcov._files.input_file import MAX_FRAMES, conform
 from boxcov.data import batched, coco, kitti, loaded, nuscenes, simulated
 from boxcov.data.sequence import FrameSequence
+from boxcov.detections import Detections
 from boxcov.errors import BoxcovError, BoxcovWarning, counted, did_you_mean, join_names
 from boxcov.pipeline.kitti_axes import KittiAsNuScenes, has_kitti_classes
 from boxcov.pipeline.options import DataOptions, PredictedData
@@ -265,6 +266,23 @@ def other_split(source: DataOptions, first: str, second: str) -> str:
 def default_calibration_split(data: str) -> str:
     """Return the split for calibration: different from that of ``boxcov predict`` if possible."""
     return "val" if data.startswith(("simulated", PREFIX)) else default_test_split(data)
+
+
+def frame_count(found: Detections) -> int:
+    """Return the number of frames that a file of detections states, or that have boxes."""
+    return found.meta.get("frames", int(found.frame.max()) + 1 if len(found) else 0)
+
+
+def check_frame_count(
+    path: Path, found: Detections, frames: Sequence[Any], source: DataOptions
+) -> None:
+    """Raise unless the detections of a file can be of ``frames``, those of ``source``."""
+    count = frame_count(found)
+    if len(frames) < count or len(frames) != found.meta.get("frames", len(frames)):
+        raise BoxcovError(
+            f"{path}: boxes of {count} frames, but {source.data} has {len(frames)}: give the "
+            "--data that they were predicted on"
+        )
 
 
 def source_of_detections(path: Path, meta: Mapping[str, Any], given: PredictedData) -> DataOptions:

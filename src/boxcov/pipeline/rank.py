@@ -21,6 +21,7 @@ from boxcov.pipeline.frame_files import FileFrames, Frame
 from boxcov.pipeline.frames import (
     Progress,
     check_labels,
+    frame_count,
     load_in_background,
     load_labelled_frames,
     silent,
@@ -159,7 +160,7 @@ def _read(options: RankCommand) -> Pool:
             f"{path}: holds boxes of images, but not the sizes of the images, which --fiftyone "
             "needs: give --source or --data instead of --predictions"
         )
-    count = found.meta.get("frames") or (int(found.frame.max()) + 1 if len(found) else 0)
+    count = frame_count(found)
     names = found.meta.get("names") or list(map(str, range(count)))
     if len(names) != count:
         raise BoxcovError(
