@@ -131,7 +131,9 @@ def test_labels_that_the_file_does_not_state_are_given(boxes: Path, tmp_path: Pa
     succeed(f"rank {words} --data python:{tmp_path / 'mine.py'}:frames")
     assert [row["boxes"] for row in table(tmp_path / "f.csv")] == ["2", "3", "0"]
     few = f"--data python:{tmp_path / 'mine.py'}:frames --count 2 --force"
-    assert f"{boxes}: boxes of 3 frames, but there are labels of 2" in refuse(f"rank {words} {few}")
+    error = refuse(f"rank {words} {few}")
+    assert f"{boxes}: boxes of 3 frames, but python:" in error
+    assert "mine.py:frames has 2: give the --data, --split and --count" in error
 
 
 @pytest.mark.parametrize(

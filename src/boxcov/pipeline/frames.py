@@ -281,7 +281,7 @@ def check_frame_count(
     if len(frames) < count or len(frames) != found.meta.get("frames", len(frames)):
         raise BoxcovError(
             f"{path}: boxes of {count} frames, but {source.data} has {len(frames)}: give the "
-            "--data that they were predicted on"
+            "--data, --split and --count that they were predicted on"
         )
 
 

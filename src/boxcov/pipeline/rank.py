@@ -20,6 +20,7 @@ from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frame_files import FileFrames, Frame
 from boxcov.pipeline.frames import (
     Progress,
+    check_frame_count,
     check_labels,
     frame_count,
     load_in_background,
@@ -160,23 +161,19 @@ def _read(options: RankCommand) -> Pool:
             f"{path}: holds boxes of images, but not the sizes of the images, which --fiftyone "
             "needs: give --source or --data instead of --predictions"
         )
-    count = frame_count(found)
+    count, truth = frame_count(found), None
+    if options.by == "disagreement":
+        given = options.source
+        where = (given.data, given.split, given.count) if given != DataOptions() else ()
+        source = source_of_detections(path, found.meta, PredictedData(*where))
+        frames = load_labelled_frames(source, "cpu", found.classes)
+        check_frame_count(path, found, frames, source)
+        count, truth = len(frames), GroundTruth.from_frames(frames)
     names = found.meta.get("names") or list(map(str, range(count)))
     if len(names) != count:
         raise BoxcovError(
             f"{path}: has names of {counted(len(names), 'frame')} and boxes of {count}: write it "
             "again with boxcov predict"
-        )
-    if options.by != "disagreement":
-        return Pool(found, names)
-    given = options.source
-    where = (given.data, given.split, given.count) if given != DataOptions() else ()
-    source = source_of_detections(path, found.meta, PredictedData(*where))
-    truth = GroundTruth.from_frames(load_labelled_frames(source, "cpu", found.classes))
-    if truth.frames != len(names):
-        raise BoxcovError(
-            f"{path}: boxes of {len(names)} frames, but there are labels of {truth.frames}: give "
-            "the --data, --split and --count that they were predicted with"
         )
     return Pool(found, names, truth)
 
