@@ -9,10 +9,9 @@ from typing import Any
 from warnings import warn
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from boxcov._files.input_file import MAX_FRAMES, conform
+from boxcov._torch.modules import move
 from boxcov.data import batched, coco, kitti, loaded, nuscenes, simulated
 from boxcov.data.sequence import FrameSequence
 from boxcov.detections import Detections
@@ -207,7 +206,7 @@ def preload_frames(frames: Sequence[Any], device: str, progress: Progress = sile
             new = [([cloud], [target]) for cloud, target in zip(points, targets)]
         else:
             new = [frames[i] for i in numbers]
-        items += tree_map_only(Tensor, lambda t: t.to(torch.device(device)), new)
+        items += move(new, torch.device(device))
         progress(len(items), len(frames))
     return items
 

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import TextIOWrapper
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -25,6 +26,8 @@ def _printing(file: TextIO | None) -> Iterator[TextIO]:
     """Yield stdout, or another file, and flush it."""
     out = sys.stdout if file is None else file
     try:
+        if isinstance(out, TextIOWrapper):
+            out.reconfigure(errors="backslashreplace")  # a terminal that is not in UTF-8
         yield out
         out.flush()
     except OSError as error:
@@ -33,12 +36,8 @@ def _printing(file: TextIO | None) -> Iterator[TextIO]:
 
 def say(text: object, file: TextIO | None = None, one_line: bool = False) -> None:
     """Print a text to stdout, or to another file, at once."""
-    shown = printable(text, one_line)
     with _printing(file) as out:
-        try:
-            print(shown, file=out)
-        except UnicodeEncodeError:  # a terminal that is not in UTF-8
-            print(shown.encode("ascii", "backslashreplace").decode(), file=out)
+        print(printable(text, one_line), file=out)
 
 
 def replace_line(text: str, terminal: TextIO) -> None:
