@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import os
 import shutil
 import warnings
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -102,6 +103,11 @@ def test_everything_in_pixels_is_scaled() -> None:
 def test_paths_come_one_per_line() -> None:
     lines = StringIO("a.bin\n\nb.bin\n")
     assert [str(path) for path in paths_from_lines(lines)] == ["a.bin", "b.bin"]
+
+
+def test_paths_need_not_be_utf_8() -> None:
+    lines = TextIOWrapper(BytesIO(b"a\xff.bin\n"), encoding="utf-8")
+    assert [os.fsencode(path) for path in paths_from_lines(lines)] == [b"a\xff.bin"]
 
 
 def test_watched_folder_that_vanishes_is_one_line(tmp_path: Path) -> None:

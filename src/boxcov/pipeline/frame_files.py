@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -215,6 +216,8 @@ def scale_boxes(found: Detections, factor: float) -> Detections:
 
 def paths_from_lines(lines: TextIO) -> Iterator[Path]:
     """Yield one path per line as soon as the line is written."""
+    if isinstance(lines, TextIOWrapper):
+        lines.reconfigure(errors="surrogateescape")  # names of files need not be UTF-8
     for line in iter(lines.readline, ""):  # iterating over the file itself would read ahead
         if line.strip():
             yield Path(line.strip())

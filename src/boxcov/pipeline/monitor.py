@@ -100,7 +100,8 @@ def load_monitor(options: MonitorCommand) -> Monitor:
 def _frames(where: str) -> Iterator[tuple[str, Any]]:
     """Yield name and content of each frame: lines of ``boxcov stream``, or a file of boxes."""
     if where == "-":
-        yield from _lines(iter(sys.stdin.readline, ""), "stdin")
+        with reading("stdin", "JSON lines of boxcov stream"):
+            yield from _lines(iter(sys.stdin.readline, ""), "stdin")
     elif Path(where).suffix == ".safetensors":
         found = Detections.load(where)
         for number, frame in enumerate(found.frames(found.meta.get("frames"))):

@@ -14,6 +14,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from boxcov._files.output_file import to_json
+from boxcov._files.plain_text import printable
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError, counted
 from boxcov.pipeline.detectors import load_detector
@@ -140,15 +141,15 @@ def predict_line(
     model: Predictor, entry: Entry, show: Add | None = None, with_covariance: bool = False
 ) -> dict[str, Any]:
     """Return the boxes of one frame, or the error if it cannot be read or is not finite."""
-    began = clock()
+    began, name = clock(), printable(entry.name, one_line=True)
     try:
         frame = entry.read()
         found = frame.in_file(model(frame.inputs).to("cpu"))
         ms = 1e3 * (clock() - began)
-        line = {"frame": entry.name, **_box_lists(found, with_covariance), "ms": round(ms, 3)}
+        line = {"frame": name, **_box_lists(found, with_covariance), "ms": round(ms, 3)}
     except FAILURES as error:
         kind = "" if isinstance(error, BoxcovError) else f"{type(error).__name__}: "
-        return {"frame": entry.name, "error": f"{kind}{error}"}
+        return {"frame": name, "error": f"{kind}{error}"}
     if show is not None:
         show(entry.name, frame.background, found)
     return line
