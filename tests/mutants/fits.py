@@ -17,7 +17,7 @@ RANKS_CLI = "cli/test_ranks.py::"
 UNWRITABLE = "cli/test_unwritable.py::"
 
 FITS = [
-    Mutant("written beside", FILES, "temporary = Path(handle.name)", "temporary = path", FULL),
+    Mutant("written beside", FILES, "temporary = Path(name)", "temporary = path", FULL),
     Mutant("flushed to the disk", FILES, "os.fsync(written.fileno())", "pass", FULL),
     Mutant("the folder flushed", FILES, "   _sync_folder(path.parent)", "   pass", FULL),
     Mutant(
