@@ -63,10 +63,8 @@ def points_to_nuscenes(cloud: Tensor) -> Tensor:
 
 def detections_to_kitti(found: Detections) -> Detections:
     """Return the cars, pedestrians and bicycles of ``found`` in the axes and classes of KITTI."""
-    kitti_class = {theirs: name for name, theirs in NUSCENES_CLASS.items()}
-    names = [kitti_class.get(found.classes[label]) for label in found.labels.tolist()]
-    known = found[[row for row, name in enumerate(names) if name is not None]]
-    labels = torch.tensor(
-        [kitti.CLASSES.index(name) for name in names if name is not None], dtype=torch.long
-    )
-    return transform_detections(replace(known, labels=labels, classes=kitti.CLASSES), TO_KITTI)
+    numbers = {theirs: kitti.CLASSES.index(name) for name, theirs in NUSCENES_CLASS.items()}
+    labels = torch.tensor([numbers.get(name, -1) for name in found.classes])[found.labels]
+    known = labels >= 0
+    found = replace(found[known], labels=labels[known], classes=kitti.CLASSES)
+    return transform_detections(found, TO_KITTI)
