@@ -85,14 +85,12 @@ def box_table(pool: Pool, by: str) -> dict[str, Any]:
     if by == "disagreement":
         assert pool.truth is not None
         rows = disagreement(found, pool.truth)
-        own = {name: _rows_of(arrays[name], rows.box) for name in ("boxes", "labels", "scores")}
-        has_box, has_label = rows.box >= 0, rows.label >= 0
-        labelled = _rows_of(pool.truth.columns(found.fields), rows.label)
-        place = np.where(has_box[:, None], own["boxes"], labelled)
-        label = np.where(has_label, _rows_of(pool.truth.labels, rows.label), -1).astype(int)
+        of_label = _rows_of(pool.truth.columns(found.fields), rows.label)
+        place = np.where((rows.box >= 0)[:, None], _rows_of(arrays["boxes"], rows.box), of_label)
         table = {"frame": rows.frame, "value": rows.value, "kind": rows.kind}
-        table |= {"class": classes[np.where(has_box, own["labels"], -1)], "label": classes[label]}
-        table["scores"] = np.where(has_box, own["scores"], np.nan)
+        table["class"] = classes[_rows_of(arrays["labels"], rows.box, -1)]
+        table["label"] = classes[_rows_of(pool.truth.labels, rows.label, -1)]
+        table["scores"] = _rows_of(arrays["scores"], rows.box, np.nan)
     else:
         value = box_values(found, "risk" if by == "risk" else "epistemic")
         table = {"frame": arrays["frame"], "value": value, "class": classes[arrays["labels"]]}
@@ -101,9 +99,9 @@ def box_table(pool: Pool, by: str) -> dict[str, Any]:
     return table | {name: place[:, i] for i, name in enumerate(found.fields)}
 
 
-def _rows_of(values: Array, rows: Array) -> Array:
-    """Return rows of an array, 0 where the number is -1, also if the array has no rows."""
-    return np.concatenate([values, np.zeros((1, *values.shape[1:]), values.dtype)])[rows]
+def _rows_of(values: Array, rows: Array, missing: float = 0) -> Array:
+    """Return rows of an array, and ``missing`` where the number is -1."""
+    return np.concatenate([values, np.full((1, *values.shape[1:]), missing, values.dtype)])[rows]
 
 
 def frame_table(pool: Pool, rows: dict[str, Any], aggregate: Aggregate) -> dict[str, Any]:
