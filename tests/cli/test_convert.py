@@ -122,6 +122,17 @@ def test_nuscenes_results_with_time_stamps(tmp_path: Path) -> None:
     assert frames.timestamp(1) > frames.timestamp(0) > 0
 
 
+def test_last_frame_without_boxes_is_written(tmp_path: Path) -> None:
+    root = nuscenes_root(tmp_path)
+    found = replace(in_space(4, calibrated=False), classes=nuscenes.CLASSES, meta={})
+    found.save(tmp_path / "d.safetensors")
+    words = f"convert {tmp_path / 'd.safetensors'} --data nuscenes:{root} --split train --count 2"
+    done = succeed(f"{words} --format nuscenes --out {tmp_path / 'r.json'}")
+    assert "4 boxes in 2 frames" in done.out
+    tokens = nuscenes.frames(root).tokens[:2]
+    assert list(nuscenes.read_results(tmp_path / "r.json")) == tokens
+
+
 def test_messages_of_kitti_use_the_axes_of_kitti(tmp_path: Path) -> None:
     frames = KittiAsNuScenes(kitti.frames(kitti_root(tmp_path))[:1])
     found = in_space(3)

@@ -29,7 +29,7 @@ def matched(found: Detections, frames):
 
 
 def study_of(paths, **options):
-    return run(EvaluateCommand(predictions=tuple(paths), replicates=2, **options)).study
+    return run(EvaluateCommand(predictions=tuple(paths), replicates=2, **options))[0]
 
 
 def noisy(frames, noise: float = 0.4, seed: int = 0) -> Detections:
@@ -235,6 +235,17 @@ def test_missing_frames_are_an_error(tmp_path, frames, change, message) -> None:
     meta = {name: value for name, value in {**found.meta, **change}.items() if value is not None}
     replace(found, meta=meta).save(tmp_path / "d.safetensors")
     assert message in refuse(f"evaluate {tmp_path / 'd.safetensors'}")
+
+
+def test_frames_of_every_file_are_counted(tmp_path, frames) -> None:
+    found = noisy(frames)
+    meta = {"method": "exact", "frames": 4}
+    replace(found, meta=meta).save(tmp_path / "a.safetensors")
+    few = replace(found[found.frame < 3], meta={**meta, "frames": 3})
+    few.save(tmp_path / "b.safetensors")
+    files = f"{tmp_path / 'a.safetensors'} {tmp_path / 'b.safetensors'}"
+    error = refuse(f"evaluate {files} --data simulated:clear --count 4")
+    assert "b.safetensors: boxes of 3 frames, but simulated:clear has 4" in error
 
 
 def test_user_errors_are_one_line(tmp_path, saved, frames) -> None:

@@ -115,12 +115,12 @@ def test_fit_predict_and_evaluate_on_images(root: Path, weights: Path, tmp_path:
         "x2",
         "y2",
     )
-    found = evaluation.run(
+    _, rows = evaluation.run(
         EvaluateCommand(
             predictions=(tmp_path / "found.safetensors",), out=tmp_path / "page.html", replicates=3
         )
     )
-    assert [row["method"] for row in found.rows if row["kind"] == "method"] == ["found"]
+    assert [row["method"] for row in rows if row["kind"] == "method"] == ["found"]
 
 
 @pytest.mark.filterwarnings("ignore::boxcov.errors.BoxcovWarning")

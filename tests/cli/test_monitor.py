@@ -55,6 +55,11 @@ def test_stdin_and_a_saved_monitor_give_the_same(usual: Path, tmp_path: Path) ->
     assert len(outs[0].splitlines()) == 3
 
 
+def test_stdin_that_is_not_text_is_one_line(usual: Path) -> None:
+    with mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\n"), "utf-8")):
+        assert "stdin: not JSON lines of boxcov stream" in refuse(f"monitor - --usual {usual}")
+
+
 def test_a_file_of_boxes_counts_empty_frames(usual: Path, tmp_path: Path) -> None:
     zeros = torch.zeros(24, dtype=torch.long)
     found = Detections(

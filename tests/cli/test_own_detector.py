@@ -111,7 +111,7 @@ def test_predictions_made_in_python_are_evaluated(
     assert rows["own"]["AUROC IoU"] == same["exact"]["AUROC IoU"]
     done = boxcov(f"evaluate {folder}/own.safetensors --count 7 {data}")
     assert "boxes of 8 frames, but " in done.err
-    assert "has 7: give the --data that they were predicted on" in done.err
+    assert "has 7: give the --data, --split and --count that they were predicted on" in done.err
 
 
 def test_boxes_of_other_frames_are_warned_of(folder: Path, calibrated: Path) -> None:

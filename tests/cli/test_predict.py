@@ -145,7 +145,7 @@ def test_interrupted_run_resumes_to_the_same_bytes(tmp_path, made, monkeypatch, 
     ):
         prediction.run(options, block=2)
     other = replace(options, source=replace(options.source, seed=9), resume=True)
-    with pytest.raises(BoxcovError, match=r"written with other options \(seed was 0, now 9"):
+    with pytest.raises(BoxcovError, match=r"made with other options \(seed was 0, now 9"):
         prediction.run(other, block=2)
     prediction.run(replace(options, resume=True), lambda done, total: seen.append(done), block=2)
     assert seen == [2, 4, 5, 6, 7]

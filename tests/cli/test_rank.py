@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from boxcov import Detections
 from boxcov.data import simulated
 from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.pipeline import rank
@@ -65,6 +66,13 @@ def test_json_says_how_frames_are_valued(
     assert report["first"][0]["frame"] == first
     assert report["first"][0]["value"] == pytest.approx(expected, abs=1e-6)
     assert (report["by"], report["aggregate"], report["frames"]) == ("risk", aggregate, 3)
+
+
+def test_names_of_other_frames_are_refused(boxes: Path, tmp_path: Path) -> None:
+    found = Detections.load(boxes)
+    replace(found, meta={**found.meta, "names": ["a.png"]}).save(boxes)
+    words = f"rank --predictions {boxes} --out {tmp_path / 'f.csv'}"
+    assert "has names of 1 frame and boxes of 3" in refuse(words)
 
 
 def test_epistemic_needs_no_error_model(tmp_path: Path) -> None:
@@ -123,7 +131,9 @@ def test_labels_that_the_file_does_not_state_are_given(boxes: Path, tmp_path: Pa
     succeed(f"rank {words} --data python:{tmp_path / 'mine.py'}:frames")
     assert [row["boxes"] for row in table(tmp_path / "f.csv")] == ["2", "3", "0"]
     few = f"--data python:{tmp_path / 'mine.py'}:frames --count 2 --force"
-    assert f"{boxes}: boxes of 3 frames, but there are labels of 2" in refuse(f"rank {words} {few}")
+    error = refuse(f"rank {words} {few}")
+    assert f"{boxes}: boxes of 3 frames, but python:" in error
+    assert "mine.py:frames has 2: give the --data, --split and --count" in error
 
 
 @pytest.mark.parametrize(

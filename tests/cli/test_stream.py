@@ -205,6 +205,15 @@ def test_errors_without_labels_are_null(tmp_path) -> None:
     assert (line["std"], line["predictive_std"]) == ([[1.0, 1.0]], [[0.2, None]])
 
 
+def test_names_that_are_not_utf_8_are_text(tmp_path) -> None:
+    """boxcov monitor reads them."""
+    (tmp_path / os.fsdecode(b"a\xff.bin")).write_bytes(b"")
+    reader = FrameReader(detector_of(pillar_config()), "plain")
+    (entry,) = reader.entries(tmp_path)
+    line = streaming.predict_line(lambda inputs: inputs, entry)
+    assert line["frame"] == str(tmp_path / r"a\udcff.bin")
+
+
 def test_kitti_points_give_boxes_in_kitti_axes(made, tmp_path) -> None:
     word, posterior, _ = made
     detector = load_detector(word)

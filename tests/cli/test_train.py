@@ -59,6 +59,15 @@ def test_resume_replaces_no_training_of_other_options(tmp_path) -> None:
     assert out.read_bytes() == b"weights"
 
 
+@pytest.mark.parametrize("content", ["{", "[1]", "3"])
+def test_damaged_report_of_a_training_is_one_line(tmp_path, content: str) -> None:
+    out = tmp_path / "small.safetensors"
+    out.with_suffix(".json").write_text(content)
+    done = boxcov(f"train --out {out} --count 2 --steps 2 --sweeps 1 --resume")
+    assert done.code == 1
+    assert f"{out.with_suffix('.json')}: " in done.err
+
+
 def test_packaged_detector_detects() -> None:
     """It detects cars on unseen seeds, and far fewer objects of unknown shapes."""
     detector = centerpoint.load("small")

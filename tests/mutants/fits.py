@@ -17,7 +17,7 @@ RANKS_CLI = "cli/test_ranks.py::"
 UNWRITABLE = "cli/test_unwritable.py::"
 
 FITS = [
-    Mutant("written beside", FILES, "temporary = Path(handle.name)", "temporary = path", FULL),
+    Mutant("written beside", FILES, "temporary = Path(name)", "temporary = path", FULL),
     Mutant("flushed to the disk", FILES, "os.fsync(written.fileno())", "pass", FULL),
     Mutant("the folder flushed", FILES, "   _sync_folder(path.parent)", "   pass", FULL),
     Mutant(
@@ -153,8 +153,8 @@ FITS = [
     ),
     Mutant(
         "blocks of another run are refused",
-        "pipeline/block_store.py",
-        "if stored.get(name) != meta[name]:",
+        "pipeline/paths.py",
+        "if stored.get(name) != value:",
         "if False:",
         "cli/test_predict.py::test_interrupted_run_resumes_to_the_same_bytes[exact]",
     ),

@@ -33,8 +33,8 @@ HOSTILE = [
     Mutant(
         "damage is refused by name",
         "_files/input_file.py",
-        "DAMAGE = (SafetensorError, LookupError, ",
-        "DAMAGE = (SafetensorError, ",
+        "*(SafetensorError, LookupError, ",
+        "*(SafetensorError, ",
         "test_fuzz.py::test_damaged_files_are_refused_by_name",
     ),
     Mutant(

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import os
+import shutil
 import warnings
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +17,7 @@ from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.detectors.torchvision import TorchvisionDetector
 from boxcov.detectors.transformers.detector import QueryDetector
 from boxcov.detectors.ultralytics import Yolo
-from boxcov.pipeline.frame_files import FrameReader, paths_from_lines, scale_boxes
+from boxcov.pipeline.frame_files import FrameReader, paths_from_lines, paths_in_folder, scale_boxes
 from boxcov.pipeline.options import FileOptions
 from helpers.error_models import make_error_model
 
@@ -101,3 +103,19 @@ def test_everything_in_pixels_is_scaled() -> None:
 def test_paths_come_one_per_line() -> None:
     lines = StringIO("a.bin\n\nb.bin\n")
     assert [str(path) for path in paths_from_lines(lines)] == ["a.bin", "b.bin"]
+
+
+def test_paths_need_not_be_utf_8() -> None:
+    lines = TextIOWrapper(BytesIO(b"a\xff.bin\n"), encoding="utf-8")
+    assert [os.fsencode(path) for path in paths_from_lines(lines)] == [b"a\xff.bin"]
+
+
+def test_watched_folder_that_vanishes_is_one_line(tmp_path: Path) -> None:
+    folder = tmp_path / "frames"
+    folder.mkdir()
+    (folder / "a.png").touch()
+    found = paths_in_folder(folder, (".png",), watch=True, poll=0.01)
+    assert next(found) == folder / "a.png"
+    shutil.rmtree(folder)
+    with pytest.raises(BoxcovError, match=f"{folder}: no such file"):
+        next(found)

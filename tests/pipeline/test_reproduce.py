@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
-from math import isfinite
+from math import isfinite, isnan
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from boxcov.evaluate.quality import Partition
 from boxcov.evaluate.records import Records
 from boxcov.pipeline.options import DataOptions
 from boxcov.pipeline.reproduce import workspace as workspace_module
-from boxcov.pipeline.reproduce.comparison import Table, measure, quality
+from boxcov.pipeline.reproduce.comparison import Table, measure, quality, runtime
 from boxcov.pipeline.reproduce.plan import FORMS, Run, Setting, paper_mcglm
 from boxcov.pipeline.reproduce.study import reproduce
 from boxcov.pipeline.reproduce.workspace import StepProgress, Workspace, part_of, restrict_posterior
@@ -219,6 +219,20 @@ def test_glm_and_exact_agree(folder) -> None:
     assert boxes == SETTING.slow
     assert f"on the {boxes} boxes" in note
     assert float(note.split("agrees to ")[1].split()[0]) < 1e-3
+
+
+@pytest.mark.usefixtures("on_shapes")
+def test_runtime_without_boxes_in_the_first_frame(folder) -> None:
+    workspace = Workspace(folder, SETTING)
+    path = workspace.path(Run("glm", "paper"))
+    content = path.read_bytes()
+    try:
+        Detections.load(path)[[]].save(path)
+        rows = {row["method"]: row for row in runtime(workspace).rows}
+    finally:
+        path.write_bytes(content)
+    assert isnan(rows["GLM"]["ms"])
+    assert isfinite(rows["exact"]["ms"])
 
 
 @pytest.mark.usefixtures("on_shapes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,17 @@ def test_tables_show_names_as_they_are() -> None:
         say_table(table, out)
         assert "".join(out.getvalue().split()).count(SHOWN) == 1
         assert "\x1b" not in out.getvalue()
+
+
+def test_terminals_without_a_character_show_its_code() -> None:
+    made = "t = Table('size'); t.add_row('90° größe'); say('größe'); say_table(t)"
+    code = f"from boxcov.pipeline.terminal import *; from rich.table import Table; {made}"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment)
+    text = done.stdout.decode("ascii")
+    assert done.returncode == 0, done.stderr
+    assert text.startswith(r"gr\xf6\xdfe")
+    assert r"90\xb0 gr\xf6\xdfe" in text
 
 
 class Terminal(io.StringIO):

@@ -108,3 +108,11 @@ def test_boxes_of_other_fields_are_refused() -> None:
 
 def test_a_view_holds_most_points() -> None:
     assert reach_of(np.array([[3.0, -44.0], [1.0, 2.0]])) == 50.0
+
+
+def test_points_without_a_return_do_not_decide_the_view() -> None:
+    points = np.array([[3.0, -44.0], [np.nan, np.nan], [1.0, np.inf]])
+    assert reach_of(points) == reach_of(points[:1]) == 50.0
+    assert reach_of(points[1:]) == reach_of(points[:0])
+    found = one_box([1.0, 2.0, 0.0, 2.0, 4.0], 0.1)
+    assert draw_from_above(found, points).size == (SIDE, SIDE)

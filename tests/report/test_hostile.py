@@ -104,7 +104,6 @@ def test_a_picture_shows_so_many_boxes_only(monkeypatch) -> None:
     said = [text.get_text() for text in axes.texts]
     assert "the 30 boxes of the highest scores, of 1,234" in said
     assert f"{float(found.scores.max()):.2f}" in said
-    monkeypatch.setattr(figures, "MAX_BOXES", 30)
     study = study_of(replace(found, scores=found.scores.clamp(min=0.3)))
     (axes,) = figures._draw_scene(study, next(iter(study.scenes))).axes
     assert len(axes.lines) == 30

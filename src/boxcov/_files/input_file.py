@@ -34,16 +34,8 @@ MAX_FIELDS = 64  # of a box: exports have a column for each pair
 
 # what readers raise on damaged files; RuntimeError includes the RecursionError of deep nesting
 DAMAGE = (
-    SafetensorError,
-    LookupError,
-    TypeError,
-    ValueError,
-    OSError,
-    AttributeError,
-    ArithmeticError,
-    RuntimeError,
-    EOFError,
-    MemoryError,
+    *(SafetensorError, LookupError, TypeError, ValueError, OSError, AttributeError),
+    *(ArithmeticError, RuntimeError, EOFError, MemoryError),
 )
 
 
@@ -225,13 +217,9 @@ def _dataclass(value: Mapping[str, Any], kind: Any, name: str) -> Any:
     for key in value:
         if key not in known:
             raise BoxcovError(f"{name} has an unknown entry {shorten(repr(key))}")
-    missing = [
-        field.name
-        for field in known.values()
-        if field.name not in value and field.default is field.default_factory is MISSING
-    ]
-    if missing:
-        raise BoxcovError(f"{name} has no {missing[0]}")
+    for key, field in known.items():
+        if key not in value and field.default is field.default_factory is MISSING:
+            raise BoxcovError(f"{name} has no {key}")
     kinds = get_type_hints(kind)
     return kind(**{key: conform(v, kinds[key], f"{name}.{key}") for key, v in value.items()})
 

@@ -37,10 +37,9 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     path = Path(path)
     check_replaceable(path)
     with _writing(path):
-        with tempfile.NamedTemporaryFile(
-            dir=path.parent, prefix=f".{path.name}.", delete=False
-        ) as handle:
-            temporary = Path(handle.name)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+        temporary = Path(name)
         try:
             yield temporary
             with temporary.open("rb") as written:
@@ -76,11 +75,9 @@ def to_json(value: Any, indent: int | None = None, compact: bool = False) -> str
     >>> to_json({"samples": np.int64(10)})
     '{"samples": 10}'
     """
-    separators = (",", ":") if compact else None
+    form: dict[str, Any] = {"indent": indent, "separators": (",", ":") if compact else None}
     try:
-        return json.dumps(
-            value, indent=indent, separators=separators, allow_nan=False, default=_number
-        )
+        return json.dumps(value, **form, allow_nan=False, default=_number)
     except ValueError:
         raise BoxcovError(
             f"NaN or infinite numbers, which JSON cannot express, in {str(value)[:200]}"

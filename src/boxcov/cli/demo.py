@@ -10,8 +10,6 @@ from boxcov.pipeline.options import DemoCommand
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from boxcov.pipeline.demo import Scenario
-
 
 def demo(options: DemoCommand) -> Output:
     """Show what the risk and the regions of boxes are worth, and write a report.
@@ -24,42 +22,39 @@ def demo(options: DemoCommand) -> Output:
 
     with Steps() as step:
         scenarios = pipeline.run(options, step)
-    numbers = {one.name: {**one.numbers, "report": str(one.report)} for one in scenarios}
-    reports = [f"{one.name}, {pipeline.SCENARIOS[one.name]}: {one.report}" for one in scenarios]
+    reports = {name: str(options.out / name / "report.html") for name in scenarios}
+    numbers = {name: {**scenarios[name], "report": path} for name, path in reports.items()}
+    lines = [f"{name}, {pipeline.SCENARIOS[name]}: {path}" for name, path in reports.items()]
     title = f"{pipeline.DETECTOR} with its posterior and error model, on simulated LiDAR frames"
-    return Output(numbers, [title, _table(scenarios), *reports])
+    return Output(numbers, [title, _table(scenarios), *lines])
 
 
-def _table(scenarios: list[Scenario]) -> Table:
+def _table(scenarios: dict[str, dict[str, Any]]) -> Table:
     """Return one column per scenario: what was predicted, and what was observed."""
     from rich.table import Table
 
     from boxcov.pipeline.demo import HIGH, LOW, WIDTHS
     from boxcov.report.verdict import display_unit
 
-    table = Table("", *(scenario.name for scenario in scenarios))
-    all_numbers = [scenario.numbers for scenario in scenarios]
-
-    def add(label: str, cells: list[str], end_section: bool = False) -> None:
-        table.add_row(label, *cells, end_section=end_section)
-
-    add("boxes", [str(n["boxes"]) for n in all_numbers])
-    add("bad boxes: no object, or IoU < 0.4", [_percent(n["bad"]) for n in all_numbers])
-    add("  predicted by the risk", [_percent(n["risk"]) for n in all_numbers])
+    table, all_numbers = Table("", *scenarios), list(scenarios.values())
+    table.add_row("boxes", *(str(n["boxes"]) for n in all_numbers))
+    table.add_row("bad boxes: no object, or IoU < 0.4", *(_percent(n["bad"]) for n in all_numbers))
+    table.add_row("  predicted by the risk", *(_percent(n["risk"]) for n in all_numbers))
     risks = {f"up to {100 * LOW:.0f} %": "low risk", f"from {100 * HIGH:.0f} %": "high risk"}
     for label, name in risks.items():
-        add(f"  bad among risks {label}", [_bad_among(n[name]) for n in all_numbers])
-    add("AUROC of the risk", [f"{n['AUROC']:.3f}" for n in all_numbers])
+        table.add_row(f"  bad among risks {label}", *(_bad_among(n[name]) for n in all_numbers))
+    table.add_row("AUROC of the risk", *(f"{n['AUROC']:.3f}" for n in all_numbers))
     scores = [f"{n['AUROC of 1 - score']:.3f}" for n in all_numbers]
-    add("  of 1 - score", scores, end_section=True)
+    table.add_row("  of 1 - score", *scores, end_section=True)
     for level in all_numbers[0]["inside"]:
         label = f"errors inside the {100 * float(level):.0f} % regions"
-        add(label, [_percent(n["inside"][level]) for n in all_numbers])
+        table.add_row(label, *(_percent(n["inside"][level]) for n in all_numbers))
     for field in WIDTHS:
         unit = display_unit(field)[0]
         widths = [f"{n['half width'][field]:.2g} {unit}" for n in all_numbers]
-        add(f"  90 % half width of {field}, median", widths, end_section=field == WIDTHS[-1])
-    add("cost, in plain frames", [f"{n['cost']:.1f}" for n in all_numbers])
+        is_last = field == WIDTHS[-1]
+        table.add_row(f"  90 % half width of {field}, median", *widths, end_section=is_last)
+    table.add_row("cost, in plain frames", *(f"{n['cost']:.1f}" for n in all_numbers))
     return table
 
 

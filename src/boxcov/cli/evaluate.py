@@ -27,32 +27,28 @@ def evaluate(options: EvaluateCommand) -> Output | None:
         result = run(options, progress)
     if result is None:  # another rank prints
         return None
-    rows, out = result.rows, None if options.out is None else str(options.out)
+    (study, rows), out = result, None if options.out is None else str(options.out)
     parts: list[str | Table] = [quality_table(rows)]
     if any(row["ENCE"] is not None for row in rows):
         parts.append(covariance_table(rows))
     if any(row["kind"] == "difference" for row in rows):
         parts.append(difference_table(rows))
-    if (method := first_method(result.study)) is not None:
+    if (method := first_method(study)) is not None:
         parts.append(f"{method.name}: {' '.join(sentences(headline(method.records)))}")
     if out is not None:
         parts.append(f"report: {out}")
-    return Output({"about": dict(result.study.about), "rows": rows, "out": out}, parts)
+    return Output({"about": dict(study.about), "rows": rows, "out": out}, parts)
 
 
 def quality_table(rows: Sequence[Row]) -> Table:
     """Return a table with one column per method and two lines per metric: value and chance."""
-    from boxcov.evaluate.summary import MEASURE_COLUMNS
-
     methods = [row for row in rows if row["kind"] not in ("chance", "difference")]
     chance = [row for row in rows if row["kind"] == "chance"]
     names = [str(row["method"]) for row in methods]
     table = _table("quality of the uncertainties, with 95 % intervals over frames", names)
     for name in ("boxes", "paired"):
         table.add_row(name, *(str(row[name]) for row in methods))
-    for name in MEASURE_COLUMNS:
-        _add_metric(table, name, name, methods)
-        _add_metric(table, "  chance", name, chance, style="dim")
+    _add_metrics(table, methods, chance)
     return table
 
 
@@ -74,14 +70,10 @@ def covariance_table(rows: Sequence[Row]) -> Table:
 
 def difference_table(rows: Sequence[Row]) -> Table:
     """Return a table of what the covariance adds to the baselines, with one column for each."""
-    from boxcov.evaluate.summary import MEASURE_COLUMNS
-
     differences = [row for row in rows if row["kind"] == "difference"]
     names = [str(row["method"]).partition(", minus ")[0] for row in differences]
-    title = "what the covariance adds, with 95 % intervals of the difference"
-    table = _table(title, names)
-    for name in MEASURE_COLUMNS:
-        _add_metric(table, name, name, differences)
+    table = _table("what the covariance adds, with 95 % intervals of the difference", names)
+    _add_metrics(table, differences)
     return table
 
 
@@ -91,11 +83,13 @@ def _table(title: str, names: Sequence[str]) -> Table:
     return Table("", *names, title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
 
 
-def _add_metric(
-    table: Table, label: str, name: str, rows: Sequence[Row], style: str | None = None
-) -> None:
-    if any(row[name] is not None for row in rows):
-        table.add_row(label, *(_format_cell(row[name]) for row in rows), style=style)
+def _add_metrics(table: Table, rows: Sequence[Row], chance: Sequence[Row] = ()) -> None:
+    from boxcov.evaluate.summary import MEASURE_COLUMNS
+
+    for name in MEASURE_COLUMNS:
+        for label, shown, style in ((name, rows, None), ("  chance", chance, "dim")):
+            if any(row[name] is not None for row in shown):
+                table.add_row(label, *(_format_cell(row[name]) for row in shown), style=style)
 
 
 def _format_cell(cell: Mapping[str, float | None] | None) -> str:

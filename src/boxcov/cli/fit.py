@@ -45,22 +45,17 @@ def _format(report: dict[str, Any]) -> str:
         frames += f", standing for {report['n_data']:g}"
     minutes = report["minutes"]
     time = f"{60 * minutes:.3g} s" if minutes < 2 else f"{minutes:.0f} minutes"
+    determined, weights, warning = report["determined"], report["weights"], ""
+    if determined is not None and determined < _FEW_DETERMINED * weights:
+        warning = (
+            f"  the frames determine {determined:.3g} of {weights:,} weights: the prior may decide "
+            "most of\n  the covariances; compare with those of more frames\n"
+        )
     error = f"; no variance more than {100 * report['error']:.2f} % off" if report["error"] else ""
     return (
         f"posterior of {counted(report['layers'], 'layer')} ({report['depth']}) from {frames}, "
         f"in {time}\n"
         f"prior precision: {report['prior']}{_AUTO if 'auto' in str(report['prior']) else ''}\n"
-        f"{_warn_of_few_frames(report)}"
-        f"{report['storage']}{error}\n"
+        f"{warning}{report['storage']}{error}\n"
         f"written to {report['out']}"
-    )
-
-
-def _warn_of_few_frames(report: dict[str, Any]) -> str:
-    determined, weights = report["determined"], report["weights"]
-    if determined is None or determined >= _FEW_DETERMINED * weights:
-        return ""
-    return (
-        f"  the frames determine {determined:.3g} of {weights:,} weights: the prior may decide "
-        "most of\n  the covariances; compare with those of more frames\n"
     )

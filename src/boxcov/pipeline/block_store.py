@@ -16,6 +16,7 @@ from boxcov._torch.distributed import World
 from boxcov.data.loader import load_items
 from boxcov.errors import BoxcovError
 from boxcov.pipeline.frames import Progress, silent
+from boxcov.pipeline.paths import refuse_other_settings
 
 T = TypeVar("T")
 BLOCK = 16  # frames per block: an interrupted run loses at most this many
@@ -30,7 +31,7 @@ class BlockStore(Generic[T]):
     def __init__(
         self,
         out: Path,
-        write: Callable[[Path, T, dict[str, Any]], None],
+        write: Callable[[T, Path, Mapping[str, Any]], None],
         read: Callable[[Path], tuple[T, Mapping[str, Any]]],
         size: int = BLOCK,
     ):
@@ -82,22 +83,15 @@ class BlockStore(Generic[T]):
     def has_block(self, start: int, meta: Mapping[str, Any]) -> bool:
         """Return whether the block at frame ``start`` exists; raise if other options made it."""
         path = self.path(start)
-        if not path.exists():
-            return False
-        stored = self.read(path)[1]
-        for name in meta:
-            if stored.get(name) != meta[name]:
-                raise BoxcovError(
-                    f"{path}: written with other options ({name} was {stored.get(name)!r}, "
-                    f"now {meta[name]!r}): "
-                    "give the same options, or delete that folder"
-                )
-        return True
+        if path.exists():
+            advice = "give the same options, or delete that folder"
+            refuse_other_settings(path, self.read(path)[1], meta, advice)
+        return path.exists()
 
     def save(self, start: int, block: T, meta: Mapping[str, Any]) -> None:
         """Write the block that starts at this frame."""
         make_folder(self.folder)
-        self.write(self.path(start), block, dict(meta))
+        self.write(block, self.path(start), meta)
 
     def read_all(self, count: int) -> list[tuple[T, Mapping[str, Any]]]:
         """Return every block of ``count`` frames with its metadata, in order."""

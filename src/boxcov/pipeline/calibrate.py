@@ -27,7 +27,7 @@ from boxcov.evaluate.covariance_metrics import LEVELS, probability_metrics, regi
 from boxcov.evaluate.ground_truth import match_detections
 from boxcov.evaluate.label_convention import warn_of_convention
 from boxcov.evaluate.records import Records
-from boxcov.pipeline.detectors import load_detector, match_source, warn_if_implausible
+from boxcov.pipeline.detectors import load_detector, match_source, open_data
 from boxcov.pipeline.frames import (
     default_calibration_split,
     default_training_split,
@@ -35,7 +35,6 @@ from boxcov.pipeline.frames import (
     load_labelled_frames,
     other_split,
     shares_frames,
-    warn_of_fewer_frames,
 )
 from boxcov.pipeline.options import CalibrateCommand, DataOptions
 from boxcov.pipeline.paths import holds_output
@@ -56,10 +55,7 @@ def run(options: CalibrateCommand, steps: Steps | None = None) -> dict[str, Any]
     source = replace(source, split=source.split or default_calibration_split(source.data))
     detector = load_detector(options, options.device)
     threshold = iou_thresholds(detector.box_fields, options.threshold)[1]
-    source = match_source(source, detector)
-    frames = load_labelled_frames(source, options.device, detector.classes)
-    warn_of_fewer_frames(frames, source.count, source.data, source.split)
-    warn_if_implausible(detector, frames)
+    source, frames = open_data(detector, source, options.device)
     fit_frames = _fit_frames(len(frames), options)
     stress = _stress_frames(options, source, frames, detector)
     given = options.estimator.for_detector(options.detector)
@@ -68,19 +64,13 @@ def run(options: CalibrateCommand, steps: Steps | None = None) -> dict[str, Any]
     assert posterior is not None  # CalibrateCommand checks it
     _warn_of_fit_frames(posterior, source, len(frames))
     started: Callable[[str, str], Progress | None] = steps or (lambda what, unit: None)
+    about = {"estimator": estimator(model.settings()), "fingerprint": posterior.fingerprint}
 
     def fit(
         found: Detections, records: Records, copies: CopiedBoxes | None, what: str
     ) -> ErrorModel:
-        return fit_error_model(
-            found,
-            records,
-            threshold,
-            estimator=estimator(model.settings()),
-            fingerprint=posterior.fingerprint,
-            options=TrainingOptions(progress=started(what, "epochs")),
-            copies=copies,
-        )
+        training = TrainingOptions(progress=started(what, "epochs"))
+        return fit_error_model(found, records, threshold, **about, options=training, copies=copies)
 
     found, truth = predict_frames(model, frames, started("predicting", "frames"))
     warn_of_convention(found, truth)
@@ -94,11 +84,8 @@ def run(options: CalibrateCommand, steps: Steps | None = None) -> dict[str, Any]
     if options.copies and makes_copies(detector):
         progress = started("predicting copies", "frames")
         copies = predict_copies(model, frames, options.copies, progress)
-    tried = fit(
-        *part,
-        None if copies is None else copies[copies.source < fit_frames],
-        "fitting the error model of the report",
-    )
+    some = None if copies is None else copies[copies.source < fit_frames]
+    tried = fit(*part, some, "fitting the error model of the report")
     held_out = evaluate_error_model(tried.apply(found[~first]), records[~first.numpy()])
     final = fit(found, records, copies, "fitting the error model")
     if len(stress):
@@ -108,8 +95,8 @@ def run(options: CalibrateCommand, steps: Steps | None = None) -> dict[str, Any]
     data = {"data": frames_name(source), "held_out": held_out}
     final = replace(final, provenance={**final.provenance, **data})
     posterior.with_error_model(final).save(options.out)
-    about = {"estimator": final.estimator, "threshold": final.threshold}
-    return {"out": str(options.out), **about, **final.provenance}
+    said = {"estimator": final.estimator, "threshold": final.threshold}
+    return {"out": str(options.out), **said, **final.provenance}
 
 
 def _warn_of_fit_frames(posterior: Posterior, source: DataOptions, length: int) -> None:
@@ -117,9 +104,8 @@ def _warn_of_fit_frames(posterior: Posterior, source: DataOptions, length: int) 
     about = {name: value for name, value in posterior.meta.items() if isinstance(value, str)}
     if "data" not in about or posterior.fisher == "identity":  # made in Python, or without frames
         return
-    data = about["data"]
-    split = about.get("split", default_training_split(data))
-    name = f"{data} {split} seed {about.get('seed')}"
+    split = about.get("split", default_training_split(about["data"]))
+    name = f"{about['data']} {split} seed {about.get('seed')}"
     try:
         # before the share is drawn
         count = ceil(posterior.frames / float(about.get("fraction", 1)))
@@ -155,13 +141,11 @@ def _stress_frames(
 
 def _fit_frames(frames: int, options: CalibrateCommand) -> int:
     """Return the number of frames for the fit that is evaluated."""
-    share = options.fit_share
-    count = round(share * frames)
+    count = round(options.fit_share * frames)
     if not FOLDS <= count < frames:
         raise BoxcovError(
-            f"{counted(frames, 'frame')} cannot be split with --fit-share {share}: "
-            "the fit needs at least "
-            f"{FOLDS} frames and the report at least one; give {options.source.more_frames}"
+            f"{counted(frames, 'frame')} cannot be split with --fit-share {options.fit_share}: the "
+            f"fit needs at least {FOLDS} and the report one; give {options.source.more_frames}"
         )
     return count
 
@@ -179,21 +163,18 @@ def evaluate_error_model(found: Detections, records: Records) -> dict[str, Any]:
         )
     bad = records.iou < found.meta["error_model"]["threshold"]
     doubt, frame, numbers = 1 - records.scores, records.frame, found.numpy()
+    misplaced = (numbers["misplaced"][paired], bad[paired], doubt[paired], frame[paired])
     rows = {
         "risk": probability_metrics(numbers["risk"], bad, doubt, frame),
         "no_object": probability_metrics(numbers["no_object"], ~paired, doubt, frame),
-        "misplaced": probability_metrics(
-            numbers["misplaced"][paired], bad[paired], doubt[paired], frame[paired]
-        ),
+        "misplaced": probability_metrics(*misplaced),
     }
     errors, with_object = records.as_axes().errors[paired], found[torch.as_tensor(paired)]
+    widths = {str(level): with_object.region(level).numpy() for level in LEVELS}
     return {
         "frames": len(set(frame.tolist())),
         "boxes": len(records),
         "paired": int(paired.sum()),
         "rows": rows,
-        "regions": {
-            str(level): region_coverage(errors, with_object.region(level).numpy())
-            for level in LEVELS
-        },
+        "regions": {level: region_coverage(errors, half) for level, half in widths.items()},
     }

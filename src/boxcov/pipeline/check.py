@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import Tensor
-from torch.utils._pytree import tree_map_only
+import torch
 
+from boxcov._torch.modules import move
 from boxcov.checks import Report, check
 from boxcov.checks.plausibility import LABEL_FRAMES, label_convention, observe
 from boxcov.detectors.centerpoint import CenterPoint
@@ -37,8 +37,8 @@ def run(options: CheckCommand, progress: Progress | None = None) -> Report:
         report = replace(report, findings=(*report.findings, compared))
     if options.out is not None:
         inputs, targets = first[0]
-        on_device = tree_map_only(Tensor, lambda t: t.to(options.device), inputs)
-        write_plot(options.out, detector.detect(on_device), inputs, targets)
+        found = detector.detect(move(inputs, torch.device(options.device)))
+        write_plot(options.out, found, inputs, targets)
     if not isinstance(detector, CenterPoint):
         return report
     looks = observe(detector, first) if detector.provenance else []

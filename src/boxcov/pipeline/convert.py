@@ -7,7 +7,7 @@ from typing import Any
 from boxcov._files.input_file import reading
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
-from boxcov.pipeline.frames import load_frames, source_of_detections
+from boxcov.pipeline.frames import check_frame_count, frame_count, load_frames, source_of_detections
 from boxcov.pipeline.options import ConvertCommand
 from boxcov.pipeline.output_format import (
     FORMATS_WITH_FRAMES,
@@ -25,25 +25,21 @@ def run(options: ConvertCommand) -> dict[str, Any]:
     found = Detections.load(options.detections)
     if out.exists() and out.samefile(options.detections):
         raise BoxcovError(f"{out}: is the input file; give another name")
-    count = found.meta.get("frames", int(found.frame.max()) + 1 if len(found) else 0)
+    has_predictive = found.predictive is not None
     with reading(options.detections, "predictions of frames that can be loaded"):
-        frames = _load_frames(options, found, count)
-        has_predictive = found.predictive is not None
+        frames = _load_frames(options, found)
         check_format(format, frames, found.fields, has_predictive, options.message)
     write_detections(format, out, frames, found, options.message)
+    count = frame_count(found) if frames is None else len(frames)
     return {"out": str(out), "format": format, "boxes": len(found), "frames": count}
 
 
-def _load_frames(options: ConvertCommand, found: Detections, count: int) -> Any:
+def _load_frames(options: ConvertCommand, found: Detections) -> Any:
     """Return the frames of the detections, or None if the format does not need them."""
     optional = options.format in (*MESSAGE_FORMATS, "rerun") and "source" not in found.meta
     if options.format not in FORMATS_WITH_FRAMES or optional:
         return None
     source = source_of_detections(options.detections, found.meta, options.source)
     frames = load_frames(source, "cpu", found.classes)
-    if len(frames) != count:
-        raise BoxcovError(
-            f"{options.detections}: boxes of {count} frames, but {source.data} has {len(frames)}: "
-            "give the --data that they were predicted on"
-        )
+    check_frame_count(options.detections, found, frames, source)
     return frames

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,12 +16,7 @@ from boxcov.evaluate.records import Records
 from boxcov.pipeline import predict
 from boxcov.pipeline.detectors import load_detector, plain_milliseconds
 from boxcov.pipeline.frames import load_frames
-from boxcov.pipeline.options import (
-    DataOptions,
-    DemoCommand,
-    EstimatorOptions,
-    PredictCommand,
-)
+from boxcov.pipeline.options import DataOptions, DemoCommand, EstimatorOptions, PredictCommand
 from boxcov.pipeline.paths import hold_folder
 from boxcov.pipeline.progress import Steps
 from boxcov.report.page import write
@@ -34,40 +29,23 @@ SCENARIOS = {
     "rain": "fewer and noisier points",
     "unseen": "objects of shapes it has never seen",
 }
+FRAMES, SWEEPS = 12, 10  # of each scenario, and of each frame
+REPLICATES = 200
 LOW, HIGH = 0.2, 0.8  # a low risk is at most the one, a high risk at least the other
 WIDTHS = ("x", "y", "yaw")  # fields whose half widths are printed
 
 
-@dataclass(frozen=True)
-class Size:
-    """How much the demo computes."""
-
-    frames: int = 12  # of each scenario
-    sweeps: int = 10
-    replicates: int = 200
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """The numbers of one scenario."""
-
-    name: str
-    numbers: dict[str, Any]
-    report: Path
-
-
-def run(options: DemoCommand, step: Steps, size: Size | None = None) -> list[Scenario]:
+def run(options: DemoCommand, step: Steps) -> dict[str, dict[str, Any]]:
     """Write predictions and a report per scenario to a folder; return the numbers of each."""
     with hold_folder(options.out) as out:
-        scenarios = [_run_scenario(name, out, step, size or Size()) for name in SCENARIOS]
-        write_json(out / "demo.json", {one.name: one.numbers for one in scenarios})
+        scenarios = {name: _run_scenario(name, make_folder(out / name), step) for name in SCENARIOS}
+        write_json(out / "demo.json", scenarios)
     return scenarios
 
 
-def _run_scenario(name: str, out: Path, step: Steps, size: Size) -> Scenario:
-    folder = make_folder(out / name)
+def _run_scenario(name: str, folder: Path, step: Steps) -> dict[str, Any]:
     file = folder / "exact.safetensors"
-    source = DataOptions(f"simulated:{name}", "test", size.frames, 0, size.sweeps)
+    source = DataOptions(f"simulated:{name}", "test", FRAMES, 0, SWEEPS)
     predict.block_store(file).remove()  # of an interrupted demo
     predict.run(
         PredictCommand(
@@ -77,18 +55,17 @@ def _run_scenario(name: str, out: Path, step: Steps, size: Size) -> Scenario:
             source=source,
             estimator=EstimatorOptions("exact"),
         ),
-        step(f"{name}, {SCENARIOS[name]}: predict {size.frames} frames"),
+        step(f"{name}, {SCENARIOS[name]}: predict {FRAMES} frames"),
     )
     step(f"{name}: evaluate")
-    frames, title = load_frames(source), f"Uncertainty of boxes: {source.data} {source.split}"
+    frames, title = load_frames(source), f"Uncertainty of boxes: {source.name}"
     study = Study.of({file.stem: Detections.load(file)}, frames, title)
     plain = median(plain_milliseconds(load_detector(DETECTOR), frames[:5]))
     rows = [{**row, "ratio": row["ms"] / plain} for row in study.runtime]
     first = {**rows[0], "method": "plain detector", "ms": plain, "ratio": 1.0}
     study = replace(study, runtime=[first, *rows])
-    write(folder / "report.html", study, size.replicates)
-    numbers = scenario_numbers(study.methods[0].records)
-    return Scenario(name, {**numbers, "cost": rows[0]["ratio"]}, folder / "report.html")
+    write(folder / "report.html", study, REPLICATES)
+    return {**scenario_numbers(study.methods[0].records), "cost": rows[0]["ratio"]}
 
 
 def scenario_numbers(records: Records) -> dict[str, Any]:

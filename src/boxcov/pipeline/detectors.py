@@ -18,13 +18,14 @@ from boxcov.detectors import centerpoint, torchvision, transformers, ultralytics
 from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.detectors.yolox import YOLOX
 from boxcov.errors import BoxcovError, BoxcovWarning
-from boxcov.pipeline.frames import split_image_size
+from boxcov.pipeline.frames import load_labelled_frames, split_image_size, warn_of_fewer_frames
 from boxcov.pipeline.options import DataOptions, DetectorOptions
 from boxcov.pipeline.options.option import DETECTORS, SHIPPED_POSTERIOR
 from boxcov.pipeline.user_code import load_function
 from boxcov.posterior import file as posterior_file
 
 D = TypeVar("D", bound=Detector)
+LoadFrames = Callable[[DataOptions, str, Sequence[str]], Sequence[Any]]
 
 
 def load_detector(which: str | DetectorOptions, device: str = "cpu") -> Detector:
@@ -134,16 +135,26 @@ def warn_if_implausible(detector: Detector, frames: Sequence[Any]) -> None:
     """
     if not is_foreign(detector):
         return
-    first = [frames[i] for i in range(min(2, len(frames)))]
-    wrong = [look for look in observe(detector, first) if look.passed is False]
+    looks = observe(detector, [frames[i] for i in range(min(2, len(frames)))])
+    wrong = [f"{o.name}: {o.seen} ({o.todo})" for o in looks if o.passed is False]
     if wrong:
-        seen = "; ".join(f"{look.name}: {look.seen} ({look.todo})" for look in wrong)
         warnings.warn(
-            f"the boxes of the first frames do not look right: {seen}. boxcov check shows what was "
-            "understood of the checkpoint, and a picture",
+            f"the boxes of the first frames do not look right: {'; '.join(wrong)}. boxcov check "
+            "shows what was understood of the checkpoint, and a picture",
             BoxcovWarning,
             stacklevel=2,
         )
+
+
+def open_data(
+    detector: Detector, source: DataOptions, device: str, load: LoadFrames = load_labelled_frames
+) -> tuple[DataOptions, Sequence[Any]]:
+    """Return ``source`` as the detector was trained, and its frames; warn of what looks wrong."""
+    source = match_source(source, detector)
+    frames = load(source, device, detector.classes)
+    warn_of_fewer_frames(frames, source.count, source.name)
+    warn_if_implausible(detector, frames)
+    return source, frames
 
 
 def move_to_device(detector: D, device: str) -> D:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from warnings import warn
@@ -18,6 +18,7 @@ from boxcov.evaluate.summary import table
 from boxcov.pipeline.block_store import BlockStore
 from boxcov.pipeline.frames import (
     Progress,
+    check_frame_count,
     load_in_background,
     load_labelled_frames,
     silent,
@@ -33,14 +34,6 @@ from boxcov.version import __version__
 _FEW = 20  # boxes or objects: too few to tell whether they belong together
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """The study and the rows of its quality table."""
-
-    study: Study
-    rows: list[dict[str, Any]]
-
-
 class _Files(NamedTuple):
     """Files of predictions by the name of their method, and the frames that all are about."""
 
@@ -50,19 +43,22 @@ class _Files(NamedTuple):
 
 
 @holds_output
-def run(options: EvaluateCommand, progress: Progress = silent) -> Evaluation | None:
-    """Compare predictions with the objects of their frames; write the report if there is an output.
+def run(
+    options: EvaluateCommand, progress: Progress = silent
+) -> tuple[Study, list[dict[str, Any]]] | None:
+    """Compare predictions with the objects of their frames; return the study and its table.
 
-    With an output, the objects of finished blocks of frames are stored next to it until the report
-    is written. Under torchrun the ranks share the blocks, and all but rank 0 return None.
+    With an output, a report is written there; until then the objects of finished blocks of frames
+    are stored next to it. Under torchrun the ranks share the blocks; all but rank 0 return None.
     """
     with join_process_group("cpu") as (world, _):
         if options.out is None and not world.is_single:
             raise BoxcovError(
                 "several processes exchange files next to the report: give --out FILE"
             )
-        store = None if options.out is None else _block_store(options.out)
-        if store is not None:
+        store: BlockStore[GroundTruth] | None = None
+        if options.out is not None:
+            store = BlockStore(options.out, GroundTruth.save, GroundTruth.load)
             store.refuse_leftovers(options.resume, world)
         files = _load_files(options)
         truth = _read_objects(files, store, world, progress)
@@ -76,7 +72,7 @@ def run(options: EvaluateCommand, progress: Progress = silent) -> Evaluation | N
     if options.out is not None and store is not None:
         write(options.out, study, rows=rows)
         store.remove()
-    return Evaluation(study, rows)
+    return study, rows
 
 
 def _load_files(options: EvaluateCommand) -> _Files:
@@ -84,14 +80,9 @@ def _load_files(options: EvaluateCommand) -> _Files:
     found = [Detections.load(path) for path in options.predictions]
     source = _common_source(options, found)
     frames = load_labelled_frames(source, "cpu", found[0].classes)
-    warn_of_fewer_frames(frames, options.source.count, source.data, source.split)
-    at_least = int(found[0].frame.max()) + 1 if len(found[0]) else 0
-    expected = found[0].meta.get("frames", max(at_least, len(frames)))
-    if expected != len(frames):
-        raise BoxcovError(
-            f"{options.predictions[0]}: boxes of {expected} frames, but {source.data} has "
-            f"{len(frames)}: give the --data that they were predicted on"
-        )
+    warn_of_fewer_frames(frames, options.source.count, source.name)
+    for path, one in zip(options.predictions, found):
+        check_frame_count(path, one, frames, source)
     frames = load_in_background(frames, options.workers, "cpu", source.seed)
     return _Files(dict(zip(names, found)), source, frames)
 
@@ -101,7 +92,7 @@ def _warn_of_other_frames(options: EvaluateCommand, files: _Files, truth: Ground
 
     Chance is the number of matches if each frame has the boxes of the frame half a split away.
     """
-    frames, where = truth.frames, _data_name(files.source)
+    frames = truth.frames
     for path, found in zip(options.predictions, files.found.values()):
         records = match_detections(found, truth)
         paired, possible = int(records.paired.sum()), min(len(records), len(truth.labels))
@@ -112,8 +103,8 @@ def _warn_of_other_frames(options: EvaluateCommand, files: _Files, truth: Ground
         if paired <= 2 * by_chance + possible // 20:
             warn(
                 f"{path}: {paired} of {len(records)} boxes match one of the {len(truth.labels)} "
-                f"objects of {where}, as few as by chance: the file may be of other frames. Give "
-                "the --data, --split and --count that it was predicted on",
+                f"objects of {files.source.name}, as few as by chance: the file may be of other "
+                "frames. Give the --data, --split and --count that it was predicted on",
                 BoxcovWarning,
                 stacklevel=2,
             )
@@ -132,20 +123,14 @@ def _method_names(paths: Sequence[Path]) -> list[str]:
 
 def _common_source(options: EvaluateCommand, files: Sequence[Detections]) -> DataOptions:
     """Return the frames that all files were computed on."""
-    paths = options.predictions
-    sources = [
-        source_of_detections(path, found.meta, options.source) for path, found in zip(paths, files)
-    ]
-    for path, source in zip(paths, sources):
-        if source != sources[0]:
+    paths, given = options.predictions, options.source
+    first = source_of_detections(paths[0], files[0].meta, given)
+    for path, found in zip(paths, files):
+        if source_of_detections(path, found.meta, given) != first:
             raise BoxcovError(
                 f"{path}: predictions of other frames than {paths[0]}: evaluate them separately"
             )
-    return sources[0]
-
-
-def _block_store(out: Path) -> BlockStore[GroundTruth]:
-    return BlockStore(out, lambda path, part, meta: part.save(path, meta), GroundTruth.load)
+    return first
 
 
 def _read_objects(
@@ -155,7 +140,12 @@ def _read_objects(
     frames, count = files.frames, len(files.frames)
 
     def read(numbers: range, items: Iterator[Any]) -> GroundTruth:
-        return GroundTruth.from_frames(_show_progress(numbers, items, count, progress))
+        def shown() -> Iterator[Any]:
+            for number, item in zip(numbers, items):
+                yield item
+                progress(number + 1, count)
+
+        return GroundTruth.from_frames(shown())
 
     if store is None:
         return read(range(count), load_items(frames, range(count)))
@@ -166,25 +156,12 @@ def _read_objects(
     return GroundTruth.concatenate([part for part, _ in store.read_all(count)])
 
 
-def _show_progress(
-    numbers: range, items: Iterator[Any], count: int, progress: Progress
-) -> Iterator[Any]:
-    for number, item in zip(numbers, items):
-        yield item
-        progress(number + 1, count)
-
-
 def _build_study(options: EvaluateCommand, files: _Files, truth: GroundTruth) -> Study:
     """Return the study with the first frames as scenes."""
     shown = range(min(options.scenes, len(files.frames)))
     items = load_items(files.frames, shown)
     inputs = {number: inputs for number, (inputs, _) in zip(shown, items)}
-    data = _data_name(files.source)
+    data = files.source.name
     with reading(", ".join(map(str, options.predictions)), "predictions"):
         study = Study.of_objects(files.found, truth, inputs, f"Uncertainty of boxes: {data}")
     return replace(study, about={"data": data, **study.about})
-
-
-def _data_name(source: DataOptions) -> str:
-    """Return the data and the split, for titles and messages."""
-    return " ".join(part for part in (source.data, source.split) if part)

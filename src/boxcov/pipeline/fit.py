@@ -12,8 +12,8 @@ from boxcov.kfac.checkpoint import Checkpoint, second_pass_path
 from boxcov.kfac.fit import FitOptions
 from boxcov.kfac.fit import fit as fit_posterior
 from boxcov.kfac.passes import Progress
-from boxcov.pipeline.detectors import load_detector, match_source, warn_if_implausible
-from boxcov.pipeline.frames import load_in_background, load_labelled_frames, warn_of_fewer_frames
+from boxcov.pipeline.detectors import load_detector, open_data
+from boxcov.pipeline.frames import load_in_background
 from boxcov.pipeline.options import FitCommand
 from boxcov.pipeline.paths import checkpoint_path, holds_output, refuse_other_settings
 from boxcov.posterior.posterior import Posterior
@@ -27,15 +27,11 @@ def run(options: FitCommand, progress: Progress | None = None) -> Posterior:
     A checkpoint next to the output exists until the fit is complete. Under torchrun the ranks
     share the frames, and rank 0 writes.
     """
-    out, source = options.out, options.source
-    checkpoint = checkpoint_path(out)
+    out, checkpoint = options.out, checkpoint_path(options.out)
     with join_process_group(options.device) as (world, device):
         detector = load_detector(options, device)
         depth = _part_or_names(options.depth, detector)
-        source = match_source(source, detector)
-        frames = load_labelled_frames(source, device, detector.classes)
-        warn_of_fewer_frames(frames, source.count, source.data, source.split)
-        warn_if_implausible(detector, frames)
+        source, frames = open_data(detector, options.source, device)
         stated = {name: str(value) for name, value in asdict(source).items() if value is not None}
         if options.resume and not options.force and out.exists():
             _refuse_other_settings(options, Posterior.load(out, detector), depth, stated)
@@ -112,17 +108,21 @@ def _part_or_names(depth: str, detector: Detector) -> str | list[str]:
 
 def summarize(posterior: Posterior, minutes: float) -> dict[str, Any]:
     """Return what ``boxcov fit --json`` prints about a posterior."""
-    storage = posterior.storage()
+    storage, n_data = posterior.storage(), posterior.n_data
+    blocks = posterior.blocks
+    determined = None  # without a prior
+    if posterior.form != "paper":
+        determined = sum(determined_weights(b, n_data, posterior.tau(n)) for n, b in blocks.items())
     return {
-        "layers": len(posterior.blocks),
+        "layers": len(blocks),
         "depth": posterior.depth,
         "frames": posterior.frames,
         "skipped": posterior.skipped,
-        "n_data": posterior.n_data,
+        "n_data": n_data,
         "prior_precision": posterior.prior_precision,
         "prior": posterior.prior_summary,
-        "weights": sum(block.size for block in posterior.blocks.values()),
-        "determined": _determined(posterior),
+        "weights": sum(block.size for block in blocks.values()),
+        "determined": determined,
         "fisher": posterior.fisher,
         "form": posterior.form,
         "error": posterior.error,
@@ -134,11 +134,3 @@ def summarize(posterior: Posterior, minutes: float) -> dict[str, Any]:
         "made_from": dict(posterior.meta),
         "minutes": minutes,
     }
-
-
-def _determined(posterior: Posterior) -> float | None:
-    """Return the number of weights that the frames determine; None without a prior."""
-    if posterior.form == "paper":
-        return None
-    n_data, blocks = posterior.n_data, posterior.blocks.items()
-    return sum(determined_weights(block, n_data, posterior.tau(name)) for name, block in blocks)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -106,10 +107,9 @@ class FrameReader:
 
     @property
     def _reads_images(self) -> bool:
-        detector = self.detector
-        known = (YOLOX, TorchvisionDetector, Yolo)
-        has_processor = isinstance(detector, QueryDetector) and detector.images is not None
-        return isinstance(detector, known) or has_processor
+        if isinstance(self.detector, QueryDetector):
+            return self.detector.images is not None
+        return isinstance(self.detector, (YOLOX, TorchvisionDetector, Yolo))
 
     def __call__(self, path: Path) -> Frame:
         """Read a file."""
@@ -166,8 +166,7 @@ class FrameReader:
         def frame(number: int) -> Frame:
             return self.image(torch.from_numpy(video[number][:, :, ::-1].copy()).permute(2, 0, 1))
 
-        for number in range(len(video)):
-            yield Entry(f"{source}#{number}", partial(frame, number))
+        return (Entry(f"{source}#{number}", partial(frame, number)) for number in range(len(video)))
 
 
 def is_video(source: Path) -> bool:
@@ -217,6 +216,8 @@ def scale_boxes(found: Detections, factor: float) -> Detections:
 
 def paths_from_lines(lines: TextIO) -> Iterator[Path]:
     """Yield one path per line as soon as the line is written."""
+    if isinstance(lines, TextIOWrapper):
+        lines.reconfigure(errors="surrogateescape")  # names of files need not be UTF-8
     for line in iter(lines.readline, ""):  # iterating over the file itself would read ahead
         if line.strip():
             yield Path(line.strip())
@@ -234,13 +235,17 @@ def paths_in_folder(
     done: set[str] = set()
     sizes: dict[str, int] = {}
     while True:
+        with reading(folder, "a folder of frames"):  # a watched one can vanish
+            found = list(folder.iterdir())
         names = sorted(
             path.name
-            for path in folder.iterdir()
+            for path in found
             if path.name.lower().endswith(suffixes) and path.name not in done and not path.is_dir()
         )
         for name in names:
-            size = _size(folder / name) if watch else 0
+            size = 0
+            with suppress(OSError):  # a link that leads nowhere: the line of the frame names it
+                size = (folder / name).stat().st_size if watch else 0
             if watch and sizes.get(name) != size:  # not yet seen twice with the same size
                 sizes[name] = size
                 continue
@@ -256,11 +261,3 @@ def paths_in_folder(
                 )
             return
         time.sleep(poll)
-
-
-def _size(path: Path) -> int:
-    """The size of a file; -1 of a link that leads nowhere, which the line of the frame names."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return -1

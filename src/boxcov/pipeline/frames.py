@@ -9,12 +9,12 @@ from typing import Any
 from warnings import warn
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from boxcov._files.input_file import MAX_FRAMES, conform
+from boxcov._torch.modules import move
 from boxcov.data import batched, coco, kitti, loaded, nuscenes, simulated
 from boxcov.data.sequence import FrameSequence
+from boxcov.detections import Detections
 from boxcov.errors import BoxcovError, BoxcovWarning, counted, did_you_mean, join_names
 from boxcov.pipeline.kitti_axes import KittiAsNuScenes, has_kitti_classes
 from boxcov.pipeline.options import DataOptions, PredictedData
@@ -76,15 +76,11 @@ def load_labelled_frames(
     return frames
 
 
-def warn_of_fewer_frames(frames: Sequence[Any], count: int | None, *where: str | None) -> None:
-    """Warn if ``--count`` asks for more frames than there are; where: data and split, if known."""
+def warn_of_fewer_frames(frames: Sequence[Any], count: int | None, where: str) -> None:
+    """Warn if ``--count`` asks for more frames than there are."""
     if count is not None and len(frames) < count:
-        there = f"{' '.join(filter(None, where))}: there are {counted(len(frames), 'frame')}"
-        warn(
-            f"{there}, fewer than --count {count}",
-            BoxcovWarning,
-            stacklevel=3,
-        )
+        there = f"{where}: there are {counted(len(frames), 'frame')}"
+        warn(f"{there}, fewer than --count {count}", BoxcovWarning, stacklevel=3)
 
 
 def check_labels(frames: Sequence[Any], source: DataOptions) -> None:
@@ -123,15 +119,14 @@ class UserFrames(FrameSequence):
 def _simulated_frames(
     source: DataOptions, scenario: str, device: str, classes: Sequence[str]
 ) -> Sequence[Any]:
-    split = source.split or default_training_split(source.data)
+    split, splits = source.split or default_training_split(source.data), ", ".join(SIMULATED_SPLITS)
     if "[" in split:
         raise BoxcovError(
             f"split {split!r}: simulated splits have no ranges: use --count, and --split with one "
-            f"of {', '.join(SIMULATED_SPLITS)}"
+            f"of {splits}"
         )
     if split not in SIMULATED_SPLITS:
         known = did_you_mean(split, SIMULATED_SPLITS)
-        splits = ", ".join(SIMULATED_SPLITS)
         raise BoxcovError(f"no split {split!r} of simulated frames{known}: there are {splits}")
     frames = simulated.frames(
         scenario or "clear",
@@ -211,7 +206,7 @@ def preload_frames(frames: Sequence[Any], device: str, progress: Progress = sile
             new = [([cloud], [target]) for cloud, target in zip(points, targets)]
         else:
             new = [frames[i] for i in numbers]
-        items += tree_map_only(Tensor, lambda t: t.to(torch.device(device)), new)
+        items += move(new, torch.device(device))
         progress(len(items), len(frames))
     return items
 
@@ -219,18 +214,16 @@ def preload_frames(frames: Sequence[Any], device: str, progress: Progress = sile
 def default_training_split(data: str) -> str:
     """Return the split of ``load_frames``: frames that a detector is usually trained on."""
     kind, _, where = data.partition(":")
-    if kind == "nuscenes":
-        return f"{_mini(where)}train"
-    return {"kitti": "training", "coco": "train2017"}.get(kind, "train")
+    splits = {"nuscenes": f"{_mini(where)}train", "kitti": "training", "coco": "train2017"}
+    return splits.get(kind, "train")
 
 
 def default_test_split(data: str) -> str:
     """Return the split for predictions: frames that a detector is usually not trained on."""
     kind, _, where = data.partition(":")
     # training is the only split of KITTI with labels
-    return {"nuscenes": f"{_mini(where)}val", "kitti": "training", "coco": "val2017"}.get(
-        kind, "test"
-    )
+    splits = {"nuscenes": f"{_mini(where)}val", "kitti": "training", "coco": "val2017"}
+    return splits.get(kind, "test")
 
 
 def frames_name(source: DataOptions) -> str:
@@ -274,6 +267,23 @@ def default_calibration_split(data: str) -> str:
     return "val" if data.startswith(("simulated", PREFIX)) else default_test_split(data)
 
 
+def frame_count(found: Detections) -> int:
+    """Return the number of frames that a file of detections states, or that have boxes."""
+    return found.meta.get("frames", int(found.frame.max()) + 1 if len(found) else 0)
+
+
+def check_frame_count(
+    path: Path, found: Detections, frames: Sequence[Any], source: DataOptions
+) -> None:
+    """Raise unless the detections of a file can be of ``frames``, those of ``source``."""
+    count = frame_count(found)
+    if len(frames) < count or len(frames) != found.meta.get("frames", len(frames)):
+        raise BoxcovError(
+            f"{path}: boxes of {count} frames, but {source.data} has {len(frames)}: give the "
+            "--data, --split and --count that they were predicted on"
+        )
+
+
 def source_of_detections(path: Path, meta: Mapping[str, Any], given: PredictedData) -> DataOptions:
     """Return the frames that a file of detections was computed on.
 
@@ -304,7 +314,11 @@ def source_of_detections(path: Path, meta: Mapping[str, Any], given: PredictedDa
             "--split and --count"
         )
     if data is None:
-        _refuse_stored_code(path, source.data)
+        if source.data.startswith(PREFIX):  # reading a file never runs what the file names
+            raise BoxcovError(
+                f"{path}: its frames come from {source.data}, which boxcov does not run unless you "
+                f"name it: give --data {source.data}"
+            )
         return source
     same_kind = data.partition(":")[0] == source.data.partition(":")[0]
     if not same_kind or (data.startswith("simulated") and data != source.data):
@@ -316,12 +330,3 @@ def source_of_detections(path: Path, meta: Mapping[str, Any], given: PredictedDa
     if size and other not in ("", size):
         raise BoxcovError(f"{path}: boxes on images @{size}, not @{other}: remove @{other}")
     return replace(source, data=f"{data}@{size}" if size and not other else data)
-
-
-def _refuse_stored_code(path: Path, data: str) -> None:
-    """Raise if a file names code: reading a file never runs what the file names."""
-    if data.startswith(PREFIX):
-        raise BoxcovError(
-            f"{path}: its frames come from {data}, which boxcov does not run unless you name it: "
-            f"give --data {data}"
-        )

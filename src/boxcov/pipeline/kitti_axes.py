@@ -12,6 +12,7 @@ from torch import Tensor
 
 from boxcov.data import kitti, simulated
 from boxcov.data.poses import Pose, transform_detections, wrap_angle
+from boxcov.data.sequence import FrameSequence
 from boxcov.detections import Detections
 
 NUSCENES_CLASS = {"Car": "car", "Pedestrian": "pedestrian", "Cyclist": "bicycle"}
@@ -25,22 +26,19 @@ def has_kitti_classes(classes: Sequence[str]) -> bool:
     return [name.lower() for name in classes] == [name.lower() for name in kitti.CLASSES]
 
 
-class KittiAsNuScenes(Sequence[Any]):
+class KittiAsNuScenes(FrameSequence):
     """KITTI frames in the axes and classes of nuScenes, converted when they are read."""
 
     def __init__(self, frames: kitti.Kitti) -> None:
+        super().__init__(len(frames))
         self.frames = frames
 
     @property
     def has_labels(self) -> bool:
         return self.frames.has_labels
 
-    def __len__(self) -> int:
-        return len(self.frames)
-
-    def __getitem__(self, item: Any) -> Any:
-        found = self.frames[item]
-        return KittiAsNuScenes(found) if isinstance(item, slice) else frame_to_nuscenes(found)
+    def load(self, index: int) -> Any:
+        return frame_to_nuscenes(self.frames[index])
 
 
 def frame_to_nuscenes(frame: Any) -> Any:
@@ -65,10 +63,8 @@ def points_to_nuscenes(cloud: Tensor) -> Tensor:
 
 def detections_to_kitti(found: Detections) -> Detections:
     """Return the cars, pedestrians and bicycles of ``found`` in the axes and classes of KITTI."""
-    kitti_class = {theirs: name for name, theirs in NUSCENES_CLASS.items()}
-    names = [kitti_class.get(found.classes[label]) for label in found.labels.tolist()]
-    known = found[[row for row, name in enumerate(names) if name is not None]]
-    labels = torch.tensor(
-        [kitti.CLASSES.index(name) for name in names if name is not None], dtype=torch.long
-    )
-    return transform_detections(replace(known, labels=labels, classes=kitti.CLASSES), TO_KITTI)
+    numbers = {theirs: kitti.CLASSES.index(name) for name, theirs in NUSCENES_CLASS.items()}
+    labels = torch.tensor([numbers.get(name, -1) for name in found.classes])[found.labels]
+    known = labels >= 0
+    found = replace(found[known], labels=labels[known], classes=kitti.CLASSES)
+    return transform_detections(found, TO_KITTI)

@@ -20,6 +20,7 @@ from boxcov.pipeline.paths import check_output, holds_output
 from boxcov.pipeline.terminal import say, say_json
 
 _SAME = ("method", "samples", "weights_sha256", "posterior_sha256")  # other ones: other variances
+_LIMITS = ("false_alarm_rate", "run_length")
 _HELP = {
     "frames": "Frames seen.",
     "alarms": "Frames that do not look like the usual ones.",
@@ -58,7 +59,7 @@ def run(options: MonitorCommand, out: TextIO) -> dict[str, Any]:
         elif options.out is not None:
             write_text(options.out, prometheus(totals))
     if options.format == "prometheus" and options.out is None:
-        say(prometheus(totals).rstrip("\n"), out)
+        say(prometheus(totals).rstrip(), out)
     return totals
 
 
@@ -78,12 +79,10 @@ def _check_same_model(usual: Path, frames: Path) -> None:
 def load_monitor(options: MonitorCommand) -> Monitor:
     """Return the monitor of the usual frames: a file of ``--save``, or of frames."""
     usual: Any
-    given = {"false_alarm_rate": options.false_alarm_rate, "run_length": options.run_length}
-    limits = {name: value for name, value in given.items() if value is not None}
+    limits = {}
     if options.usual.suffix == ".json":
         saved = Monitor.load(options.usual)
-        usual = saved.usual
-        limits = {name: getattr(saved, name) for name in given} | limits
+        usual, limits = saved.usual, {name: getattr(saved, name) for name in _LIMITS}
     else:
         frames = [frame for _, frame in _frames(str(options.usual))]
         usual = [frame for frame in frames if "error" not in frame]
@@ -92,6 +91,8 @@ def load_monitor(options: MonitorCommand) -> Monitor:
                 f"{options.usual}: none of the {len(frames)} frames could be read, the first one "
                 f"because of {frames[0]['error']}"
             )
+    given = {name: getattr(options, name) for name in _LIMITS}
+    limits |= {name: value for name, value in given.items() if value is not None}
     with reading(options.usual, "a file of usual frames"):
         return Monitor(usual, **limits)
 
@@ -99,7 +100,8 @@ def load_monitor(options: MonitorCommand) -> Monitor:
 def _frames(where: str) -> Iterator[tuple[str, Any]]:
     """Yield name and content of each frame: lines of ``boxcov stream``, or a file of boxes."""
     if where == "-":
-        yield from _lines(iter(sys.stdin.readline, ""), "stdin")
+        with reading("stdin", "JSON lines of boxcov stream"):
+            yield from _lines(iter(sys.stdin.readline, ""), "stdin")
     elif Path(where).suffix == ".safetensors":
         found = Detections.load(where)
         for number, frame in enumerate(found.frames(found.meta.get("frames"))):
@@ -124,29 +126,24 @@ def _arrays(line: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the monitor needs of a line; raise if it is damaged."""
     fields = conform(line["fields"], tuple[str, ...], "fields")
     m, D = len(line["boxes"]), len(fields)
-    shapes = {"scores": (m,), "no_object": (m,), "covariance": (m, D, D), "predictive": (m, D, D)}
-    arrays: dict[str, Any] = {"fields": fields}
-    for short, name in (("std", "covariance"), ("predictive_std", "predictive")):
-        if short in line and name not in line:
-            C = np.zeros((m, D, D))
-            np.einsum("mdd->md", C)[:] = np.array(line[short], float).reshape(m, D) ** 2
-            line = {**line, name: C}
-    for name, shape in shapes.items():
-        if name in line or name == "scores":
-            arrays[name] = np.array(line[name], float).reshape(shape)
+    arrays = {"fields": fields, "scores": np.array(line["scores"], float).reshape(m)}
+    if "no_object" in line:
+        arrays["no_object"] = np.array(line["no_object"], float).reshape(m)
+    for name, short in (("covariance", "std"), ("predictive", "predictive_std")):
+        if name in line:
+            arrays[name] = np.array(line[name], float).reshape(m, D, D)
+        elif short in line:
+            arrays[name] = np.zeros((m, D, D))
+            np.einsum("mdd->md", arrays[name])[:] = np.array(line[short], float).reshape(m, D) ** 2
     return arrays
 
 
 def prometheus(totals: Mapping[str, Any]) -> str:
     """Return the totals in Prometheus' text format."""
-    lines = []
-    for name, text in _HELP.items():
+    text = ""
+    for name, about in _HELP.items():
         if name in totals:
-            is_counter = isinstance(totals[name], int)
-            metric = f"boxcov_monitor_{name}{'_total' if is_counter else ''}"
-            lines += [
-                f"# HELP {metric} {text}",
-                f"# TYPE {metric} {'counter' if is_counter else 'gauge'}",
-                f"{metric} {totals[name]}",
-            ]
-    return "\n".join(lines) + "\n"
+            suffix, kind = ("_total", "counter") if isinstance(totals[name], int) else ("", "gauge")
+            metric = f"boxcov_monitor_{name}{suffix}"
+            text += f"# HELP {metric} {about}\n# TYPE {metric} {kind}\n{metric} {totals[name]}\n"
+    return text

@@ -70,13 +70,18 @@ def check_output(out: Path, may_replace: bool, folder: bool = False) -> None:
         raise BoxcovError(f"{out}: exists: replace it with --force, or give another name")
 
 
-def refuse_other_settings(out: Path, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Raise if ``out``, which a resumed run would replace, was made with other settings."""
+def refuse_other_settings(
+    path: Path,
+    stored: Mapping[str, Any],
+    given: Mapping[str, Any],
+    advice: str = "replace it with --force, or give another name",
+) -> None:
+    """Raise if the file ``path``, which a resumed run would use, was made with other settings."""
     for name, value in given.items():
         if stored.get(name) != value:
             raise BoxcovError(
-                f"{out}: exists, made with other options ({name} was {stored.get(name)!r}, now "
-                f"{value!r}): replace it with --force, or give another name"
+                f"{path}: exists, made with other options ({name} was {stored.get(name)!r}, now "
+                f"{value!r}): {advice}"
             )
 
 

@@ -25,7 +25,7 @@ from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.outlines import background_of
 from boxcov.pipeline.block_store import BLOCK, BlockStore
-from boxcov.pipeline.detectors import load_detector, match_source, warn_if_implausible
+from boxcov.pipeline.detectors import load_detector, open_data
 from boxcov.pipeline.frame_files import FileFrames, Frame, FrameReader, is_video, look_at_first
 from boxcov.pipeline.frames import (
     Progress,
@@ -66,22 +66,22 @@ def run(
     torchrun the ranks share the blocks; rank 0 writes the output and the others return {}.
     ``meta`` of the output states the options, the frames and the milliseconds per frame.
     """
-    estimator_options = options.estimator.for_detector(options.detector)
+    estimator = options.estimator.for_detector(options.detector)
     check_show(options.show, options.force)
     store = block_store(options.out, block)
     with join_process_group(options.device) as (world, device):
         store.refuse_leftovers(options.resume, world)
         detector = load_detector(options, device)
         frames, frames_meta = open_frames(options, device, detector)
-        check_frames(options.show, len(frames), _backgrounds(frames))
+        if options.show is not None:
+            check_frames(options.show, len(frames), _backgrounds(frames))
         seed = options.source.seed
-        model = build_predictor(detector, estimator_options, seed, with_logit=options.with_logit)
+        model = build_predictor(detector, estimator, seed, with_logit=options.with_logit)
         frames_meta = {**frames_meta, "frames": len(frames)}
         _warn_of_calibration_frames(model, frames_meta)
-        is_calibrated = model.error_model is not None
-        fields = tuple(detector.box_fields)
+        is_calibrated, fields = model.error_model is not None, tuple(detector.box_fields)
         check_format(options.format, frames, fields, is_calibrated, options.message)
-        about = {**posterior_meta(estimator_options), **options.detector_meta, **frames_meta}
+        about = {**posterior_meta(estimator), **options.detector_meta, **frames_meta}
         meta = model_meta(model, about)
         may_differ = options.force or not options.resume or options.format != "native"
         if not may_differ and options.out.exists():
@@ -95,7 +95,8 @@ def run(
     found = replace(found, meta={**meta, **found.meta})
     write_detections(options.format, options.out, frames, found, options.message)
     store.remove()
-    _show(options, frames, found, drawing)
+    if options.show is not None:
+        _draw(options.show, frames, found, drawing)
     return {"out": str(options.out), **_summary(found), **meta}
 
 
@@ -110,13 +111,13 @@ def model_meta(model: Predictor, about: Mapping[str, Any]) -> dict[str, Any]:
 
 def _summary(found: Detections) -> dict[str, Any]:
     """Return the numbers of all frames that the command prints."""
-    has_risk = found.no_object is not None
+    risk = None if found.no_object is None else found.risk
     return {
         "boxes": len(found),
         "milliseconds": median(found.meta["milliseconds"]),
         "uncertainty": float(found.uncertainty.median()) if len(found) else None,
-        "risk": float(found.risk.median()) if has_risk and len(found) else None,
-        "low_risk": int((found.risk < 0.2).sum()) if has_risk else None,
+        "risk": float(risk.median()) if risk is not None and len(found) else None,
+        "low_risk": None if risk is None else int((risk < 0.2).sum()),
     }
 
 
@@ -135,10 +136,7 @@ def open_frames(
         names = [printable(name, one_line=True) for name in frames.names]
         return frames, {"files": printable(where, one_line=True), "names": names}
     source = replace(source, split=source.split or default_test_split(source.data))
-    source = match_source(source, detector)
-    frames = load_frames(source, device, detector.classes)
-    warn_of_fewer_frames(frames, source.count, source.data, source.split)
-    warn_if_implausible(detector, frames)
+    source, frames = open_data(detector, source, device, load_frames)
     return frames, {"source": asdict(source)}
 
 
@@ -161,11 +159,9 @@ def _warn_of_calibration_frames(model: Predictor, about: Mapping[str, Any]) -> N
         )
 
 
-def _show(options: PredictCommand, frames: Any, found: Detections, progress: Progress) -> None:
-    """Draw the boxes of every frame if ``--show`` asks for it."""
-    if options.show is None:
-        return
-    with pictures(options.show) as show:
+def _draw(out: Path, frames: Any, found: Detections, progress: Progress) -> None:
+    """Draw the boxes of every frame."""
+    with pictures(out) as show:
         drawn = zip(_backgrounds(frames), found.frames(len(frames)))
         for done, ((name, background), boxes) in enumerate(drawn, 1):
             show(name, background, boxes)
@@ -234,17 +230,18 @@ def predictor_of(
 
 def posterior_meta(options: EstimatorOptions) -> dict[str, Any]:
     """Return the path and the hash of the posterior."""
-    if options.posterior is None or options.method == "nms":
+    path = options.posterior
+    if path is None or options.method == "nms":
         return {}
-    is_shipped = options.posterior == SHIPPED_POSTERIOR
-    path = posterior_file.SHIPPED if is_shipped else options.posterior
+    if path == SHIPPED_POSTERIOR:
+        path = posterior_file.SHIPPED
     return {"posterior": str(options.posterior), "posterior_sha256": hash_file(path)}
 
 
 def block_store(out: Path, block: int = BLOCK) -> BlockStore[Detections]:
     """Return the store for the blocks of the run that writes ``out``."""
 
-    def write(path: Path, found: Detections, meta: dict[str, Any]) -> None:
+    def write(found: Detections, path: Path, meta: Mapping[str, Any]) -> None:
         replace(found, meta={**meta, **found.meta}).save(path)
 
     def read(path: Path) -> tuple[Detections, Mapping[str, Any]]:

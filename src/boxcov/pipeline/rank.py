@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from boxcov.concatenation import join_frames
 from boxcov.detections import Detections
-from boxcov.errors import BoxcovError, import_package
+from boxcov.errors import BoxcovError, counted, import_package
 from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.evaluate.label_order import Aggregate, box_values, frame_values
 from boxcov.evaluate.wrong_labels import disagreement
@@ -20,7 +20,9 @@ from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frame_files import FileFrames, Frame
 from boxcov.pipeline.frames import (
     Progress,
+    check_frame_count,
     check_labels,
+    frame_count,
     load_in_background,
     load_labelled_frames,
     silent,
@@ -50,8 +52,11 @@ def run(options: RankCommand, progress: Progress = silent) -> dict[str, Any]:
     """Write the frames in order, and the boxes if asked for; return the first frames."""
     if options.boxes is not None:
         check_output(options.boxes, options.force)
-    if options.fiftyone is not None:
-        _check_dataset(options.fiftyone, options.force)
+    name = options.fiftyone
+    if name is not None and import_package("fiftyone").dataset_exists(name) and not options.force:
+        raise BoxcovError(
+            f"the FiftyOne dataset {name} exists: give another name, or --force to replace it"
+        )
     pool = _predict(options, progress) if options.predictions is None else _read(options)
     aggregate = options.aggregate or AGGREGATES[options.by]
     rows = box_table(pool, options.by)
@@ -60,8 +65,7 @@ def run(options: RankCommand, progress: Progress = silent) -> dict[str, Any]:
     written = [str(options.out)]
     if options.boxes is not None:
         order = _falling(rows["value"])
-        names = np.array(pool.names, dtype=object)[rows["frame"]]
-        shown = {**rows, "frame": names}
+        shown = {**rows, "frame": np.array(pool.names, dtype=object)[rows["frame"]]}
         write_columns(options.boxes, {name: column[order] for name, column in shown.items()})
         written.append(str(options.boxes))
     if options.fiftyone is not None:
@@ -81,16 +85,12 @@ def box_table(pool: Pool, by: str) -> dict[str, Any]:
     if by == "disagreement":
         assert pool.truth is not None
         rows = disagreement(found, pool.truth)
-        has_box = rows.box >= 0
-        truth_boxes = pool.truth.columns(found.fields)
-        place = np.where(
-            has_box[:, None], _rows_of(arrays["boxes"], rows.box), _rows_of(truth_boxes, rows.label)
-        )
-        label = np.where(rows.label >= 0, _rows_of(pool.truth.labels, rows.label), -1).astype(int)
+        of_label = _rows_of(pool.truth.columns(found.fields), rows.label)
+        place = np.where((rows.box >= 0)[:, None], _rows_of(arrays["boxes"], rows.box), of_label)
         table = {"frame": rows.frame, "value": rows.value, "kind": rows.kind}
-        table["class"] = classes[np.where(has_box, _rows_of(arrays["labels"], rows.box), -1)]
-        table["label"] = classes[label]
-        table["scores"] = np.where(has_box, _rows_of(arrays["scores"], rows.box), np.nan)
+        table["class"] = classes[_rows_of(arrays["labels"], rows.box, -1)]
+        table["label"] = classes[_rows_of(pool.truth.labels, rows.label, -1)]
+        table["scores"] = _rows_of(arrays["scores"], rows.box, np.nan)
     else:
         value = box_values(found, "risk" if by == "risk" else "epistemic")
         table = {"frame": arrays["frame"], "value": value, "class": classes[arrays["labels"]]}
@@ -99,10 +99,9 @@ def box_table(pool: Pool, by: str) -> dict[str, Any]:
     return table | {name: place[:, i] for i, name in enumerate(found.fields)}
 
 
-def _rows_of(values: Array, rows: Array) -> Array:
-    """The rows of an array; any value where the number is -1, also if there are no rows."""
-    padded = np.concatenate([values, np.zeros((1, *values.shape[1:]), values.dtype)])
-    return padded[rows]
+def _rows_of(values: Array, rows: Array, missing: float = 0) -> Array:
+    """Return rows of an array, and ``missing`` where the number is -1."""
+    return np.concatenate([values, np.full((1, *values.shape[1:]), missing, values.dtype)])[rows]
 
 
 def frame_table(pool: Pool, rows: dict[str, Any], aggregate: Aggregate) -> dict[str, Any]:
@@ -160,19 +159,19 @@ def _read(options: RankCommand) -> Pool:
             f"{path}: holds boxes of images, but not the sizes of the images, which --fiftyone "
             "needs: give --source or --data instead of --predictions"
         )
-    count = found.meta.get("frames") or (int(found.frame.max()) + 1 if len(found) else 0)
+    count, truth = frame_count(found), None
+    if options.by == "disagreement":
+        given = options.source
+        where = (given.data, given.split, given.count) if given != DataOptions() else ()
+        source = source_of_detections(path, found.meta, PredictedData(*where))
+        frames = load_labelled_frames(source, "cpu", found.classes)
+        check_frame_count(path, found, frames, source)
+        count, truth = len(frames), GroundTruth.from_frames(frames)
     names = found.meta.get("names") or list(map(str, range(count)))
-    if options.by != "disagreement":
-        return Pool(found, names)
-    given = options.source
-    where = (given.data, given.split, given.count) if given != DataOptions() else ()
-    source = source_of_detections(path, found.meta, PredictedData(*where))
-    frames = load_labelled_frames(source, "cpu", found.classes)
-    truth = GroundTruth.from_frames((None, target) for _, target in frames)
-    if truth.frames != len(names):
+    if len(names) != count:
         raise BoxcovError(
-            f"{path}: boxes of {len(names)} frames, but there are labels of {truth.frames}: give "
-            "the --data, --split and --count that they were predicted with"
+            f"{path}: has names of {counted(len(names), 'frame')} and boxes of {count}: write it "
+            "again with boxcov predict"
         )
     return Pool(found, names, truth)
 
@@ -182,13 +181,6 @@ def _check_error_model(options: RankCommand, is_there: bool, where: str) -> None
         raise BoxcovError(
             f"{where}: has no error model, which --by {options.by} needs: calibrate it with boxcov "
             "calibrate, or rank --by epistemic"
-        )
-
-
-def _check_dataset(name: str, force: bool) -> None:
-    if import_package("fiftyone").dataset_exists(name) and not force:
-        raise BoxcovError(
-            f"the FiftyOne dataset {name} exists: give another name, or --force to replace it"
         )
 
 

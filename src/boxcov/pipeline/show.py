@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -33,22 +32,17 @@ def check_show(out: Path | None, force: bool) -> None:
     check_output(out, force, folder=not suffix)
 
 
-def check_frames(
-    out: Path | None, frames: int, backgrounds: Iterable[tuple[str, Any]] = ()
-) -> None:
-    """Raise if there are more frames than a video of this kind holds, before the work.
+def check_frames(out: Path, frames: int, backgrounds: Iterator[tuple[str, Any]]) -> None:
+    """Raise if a video of this kind holds fewer frames, or the first one cannot be drawn on.
 
-    backgrounds: names and backgrounds of the frames; of the first, raise if it cannot be drawn on.
+    backgrounds: names and backgrounds of the frames.
     """
-    if out is None:
-        return
     if out.suffix.lower() == ".gif" and frames > MAX_GIF:
         raise BoxcovError(
             f"{out}: a GIF holds at most {MAX_GIF} frames, and these are {frames}: give an .mp4 "
             "file, or fewer frames with --count"
         )
-    for first in islice(backgrounds, 1):
-        _check_background(*first)
+    _check_background(*next(backgrounds))
 
 
 def _check_background(name: str, background: Any) -> None:
@@ -65,10 +59,9 @@ def pictures(out: Path | None) -> Iterator[Add]:
     if out is None:
         yield lambda name, background, found: None
         return
-    writers = {".gif": _gif, ".mp4": _mp4}
-    writer = writers.get(out.suffix.lower())
+    writer = {".gif": _gif, ".mp4": _mp4}.get(out.suffix.lower(), _folder)
     reach: list[float] = []  # of the first frame: a view that changes with every frame flickers
-    with _folder(out) if writer is None else writer(out) as write:
+    with writer(out) as write:
 
         def add(name: str, background: Any, found: Detections) -> None:
             _check_background(name, background)
@@ -111,14 +104,8 @@ def _gif(out: Path) -> Iterator[Callable[[str, Any], None]]:
     yield write
     if drawn:
         with atomic_write(out) as temporary:
-            drawn[0].save(
-                temporary,
-                "GIF",
-                save_all=True,
-                append_images=drawn[1:],
-                duration=round(1000 / RATE),
-                loop=0,
-            )
+            pace = {"duration": round(1000 / RATE), "loop": 0}
+            drawn[0].save(temporary, "GIF", save_all=True, append_images=drawn[1:], **pace)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from boxcov._files.output_file import to_json
+from boxcov._files.plain_text import printable
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError, counted
 from boxcov.pipeline.detectors import load_detector
@@ -61,20 +62,19 @@ def run(options: StreamCommand, out: TextIO, latencies: Latencies) -> None:
         )
     read = FrameReader.of(detector, options.files)
     source = str(options.files.source)
-    entries = (
-        (Entry(str(path), partial(read, path)) for path in paths_from_lines(sys.stdin))
-        if source == "-"
-        else read.entries(Path(source), options.watch)
-    )
+    entries = read.entries(Path(source), options.watch)
+    if source == "-":
+        paths = paths_from_lines(sys.stdin)
+        entries = (Entry(str(path), partial(read, path)) for path in paths)
     entries = islice(look_at_first(detector, entries), options.count)
-    predict = partial(predict_line, model, with_covariance=options.with_covariance)
     about = {**posterior_meta(estimator), **options.detector_meta, "seed": options.seed}
-    meta = model_meta(model, about)
+    meta, with_covariance = model_meta(model, about), options.with_covariance
     done = failed = 0
     stop: BaseException | None = None
     with pictures(options.show) as show:
         try:
-            done, failed = write_lines(partial(predict, show=show), entries, out, latencies, meta)
+            predict = partial(predict_line, model, show=show, with_covariance=with_covariance)
+            done, failed = write_lines(predict, entries, out, latencies, meta)
         except (KeyboardInterrupt, SystemExit) as error:
             stop = error  # Ctrl-C is how a watched folder ends: its video is written first
     if stop is not None:
@@ -100,11 +100,9 @@ class Latencies:
         if not self.count:
             return "no frame was predicted"
         p50, p95, p99 = np.percentile(self._last, [50, 95, 99])
-        frames = (
-            f"{counted(self.count - WARMUP, 'frame')} after {WARMUP} of warm-up"
-            if self.count > WARMUP
-            else f"{counted(self.count, 'frame')}, all warm-up"
-        )
+        frames = f"{counted(self.count, 'frame')}, all warm-up"
+        if self.count > WARMUP:
+            frames = f"{counted(self.count - WARMUP, 'frame')} after {WARMUP} of warm-up"
         return (
             f"{frames}: p50 {p50:.1f} ms, p95 {p95:.1f} ms, p99 {p99:.1f} ms, "
             f"maximum {max(self._last):.1f} ms"
@@ -143,15 +141,15 @@ def predict_line(
     model: Predictor, entry: Entry, show: Add | None = None, with_covariance: bool = False
 ) -> dict[str, Any]:
     """Return the boxes of one frame, or the error if it cannot be read or is not finite."""
-    began = clock()
+    began, name = clock(), printable(entry.name, one_line=True)
     try:
         frame = entry.read()
         found = frame.in_file(model(frame.inputs).to("cpu"))
         ms = 1e3 * (clock() - began)
-        line = {"frame": entry.name, **_box_lists(found, with_covariance), "ms": round(ms, 3)}
+        line = {"frame": name, **_box_lists(found, with_covariance), "ms": round(ms, 3)}
     except FAILURES as error:
         kind = "" if isinstance(error, BoxcovError) else f"{type(error).__name__}: "
-        return {"frame": entry.name, "error": f"{kind}{error}"}
+        return {"frame": name, "error": f"{kind}{error}"}
     if show is not None:
         show(entry.name, frame.background, found)
     return line

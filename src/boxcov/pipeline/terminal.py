@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import TextIOWrapper
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -16,19 +18,26 @@ from boxcov._files.plain_text import printable
 from boxcov.errors import BoxcovError
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
+
+
+@contextmanager
+def _printing(file: TextIO | None) -> Iterator[TextIO]:
+    """Yield stdout, or another file, and flush it."""
+    out = sys.stdout if file is None else file
+    try:
+        if isinstance(out, TextIOWrapper):
+            out.reconfigure(errors="backslashreplace")  # a terminal that is not in UTF-8
+        yield out
+        out.flush()
+    except OSError as error:
+        raise output_error(error, out) from None
 
 
 def say(text: object, file: TextIO | None = None, one_line: bool = False) -> None:
     """Print a text to stdout, or to another file, at once."""
-    out = sys.stdout if file is None else file
-    try:
-        print(printable(text, one_line), file=out, flush=True)
-    except UnicodeEncodeError:  # a terminal that is not in UTF-8
-        print(printable(text, one_line).encode("ascii", "backslashreplace").decode(), file=out)
-    except OSError as error:
-        raise output_error(error, out) from None
+    with _printing(file) as out:
+        print(printable(text, one_line), file=out)
 
 
 def replace_line(text: str, terminal: TextIO) -> None:
@@ -56,17 +65,7 @@ def say_json(value: Any, file: TextIO | None = None) -> None:
 
 
 def say_table(table: Table, file: TextIO | None = None) -> None:
-    """Print a table to stdout, or to another file."""
-    out = sys.stdout if file is None else file
-    try:
-        _plain_console(out).print(table)
-        out.flush()
-    except OSError as error:
-        raise output_error(error, out) from None
-
-
-def _plain_console(file: TextIO) -> Console:
-    """Return a console for tables that takes no name as markup."""
+    """Print a table to stdout, or to another file; no name in it is taken as markup."""
     from rich.console import Console
     from rich.text import Text
 
@@ -74,4 +73,5 @@ def _plain_console(file: TextIO) -> Console:
         def render_str(self, text: str, **options: Any) -> Text:
             return super().render_str(printable(text), **{**options, "markup": False})
 
-    return PlainConsole(file=file, markup=False, highlight=False, emoji=False)
+    with _printing(file) as out:
+        PlainConsole(file=out, markup=False, highlight=False, emoji=False).print(table)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
-from boxcov._files.input_file import read_json
+from boxcov._files.input_file import read_json, reading
 from boxcov._files.output_file import remove_leftovers, write_json
 from boxcov._torch.modules import move
 from boxcov.concatenation import join_frames
@@ -28,7 +28,6 @@ from boxcov.pipeline.frames import (
 from boxcov.pipeline.options import DataOptions, TrainCommand
 from boxcov.pipeline.paths import check_output, holds_output, refuse_other_settings
 
-PrecisionTable = dict[str, dict[float, float]]  # by class and distance in metres
 _REPORTED = ("config", "data", "split", "steps", "batch", "rate", "sweeps", "seed", "start_from")
 
 
@@ -53,8 +52,14 @@ def run(
         remove_leftovers(path)
     stated = {name: getattr(options, name) for name in _REPORTED}
     if options.resume and not options.force and report_path.exists():
-        refuse_other_settings(options.out, read_json(report_path), stated)
-    detector = move_to_device(_initial_detector(options), options.device)
+        with reading(report_path, "a report of boxcov train", "replace it with --force"):
+            stored = dict(read_json(report_path))
+        refuse_other_settings(options.out, stored, stated)
+    if options.start_from is None:
+        detector = CenterPoint(getattr(Config, options.config)(), options.seed)
+    else:
+        detector = load(options.start_from)
+    detector = move_to_device(detector, options.device)
     source = DataOptions(options.data, options.split, options.count, options.seed, options.sweeps)
     began = perf_counter()
     frames = load_labelled_frames(source, options.device, detector.classes)
@@ -82,12 +87,6 @@ def run(
     return report
 
 
-def _initial_detector(options: TrainCommand) -> CenterPoint:
-    if options.start_from is None:
-        return CenterPoint(getattr(Config, options.config)(), options.seed)
-    return load(options.start_from)
-
-
 def _test(detector: CenterPoint, options: TrainCommand) -> dict[str, Any]:
     """Return mAP and AP for each test data set."""
     results = {}
@@ -101,11 +100,10 @@ def _test(detector: CenterPoint, options: TrainCommand) -> dict[str, Any]:
     return results
 
 
-def measure_precision(detector: CenterPoint, frames: Sequence[Any]) -> PrecisionTable:
-    """Return the nuScenes-style average precision by class and distance threshold."""
-    found, truth = [], []
+def measure_precision(
+    detector: CenterPoint, frames: Sequence[Any]
+) -> dict[str, dict[float, float]]:
+    """Return the nuScenes-style average precision by class and distance in metres."""
     device = next(detector.parameters()).device
-    for inputs, targets in frames:
-        found.append(detector.detect(move(inputs, device)).to("cpu"))
-        truth.append((None, targets))
-    return average_precision(join_frames(found), GroundTruth.from_frames(truth))
+    found = [detector.detect(move(inputs, device)).to("cpu") for inputs, _ in frames]
+    return average_precision(join_frames(found), GroundTruth.from_frames(frames))

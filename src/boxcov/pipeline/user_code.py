@@ -58,15 +58,12 @@ def load_function(name: str) -> UserFunction:
     module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
     found = getattr(module, function, None)
     if not callable(found):
-        known = [key for key, value in vars(module).items() if _is_own(value, module)]
+        called = {name: value for name, value in vars(module).items() if callable(value)}
+        own = [n for n, v in called.items() if getattr(v, "__module__", None) == module.__name__]
         raise BoxcovError(
-            f"{where}: has no function {function!r}; it has {', '.join(known) or 'none'}"
+            f"{where}: has no function {function!r}; it has {', '.join(own) or 'none'}"
         )
     return UserFunction(f"{where}:{function}", found)
-
-
-def _is_own(value: Any, module: ModuleType) -> bool:
-    return callable(value) and getattr(value, "__module__", None) == module.__name__
 
 
 def _load_module(name: str) -> ModuleType:

@@ -77,18 +77,19 @@ def draw_from_above(found: Detections, points: Array, reach: float | None = None
     picture = picture.convert("RGB")
     boxes = found.numpy()["boxes"][:, columns].astype(float)
     grown = grown_boxes(boxes, _widths(found)[:, columns])
-    inner, outer = (
-        _to_pixels(outlines_from_above(b).clip(-9e3, 9e3), reach) for b in (boxes, grown)
-    )
+    lines = [outlines_from_above(every).clip(-9e3, 9e3) for every in (boxes, grown)]
+    inner, outer = (_to_pixels(line, reach) for line in lines)
     _draw(picture, found, inner, outer, _notes(found), f"; {reach:g} m to each side")
     return picture.reduce(2)
 
 
 def reach_of(points: Array) -> float:
-    """Return the metres, in tens, within which 98 of 100 points lie."""
-    if not len(points):
+    """Return the metres, in tens, within which 98 of 100 points lie; NaN marks no return."""
+    distance = np.abs(points[:, :2]).max(1)
+    distance = distance[np.isfinite(distance)]
+    if not len(distance):
         return 50.0
-    return float(np.ceil(np.quantile(np.abs(points[:, :2]).max(1), 0.98) / 10 + 1e-9) * 10)
+    return float(np.ceil(np.quantile(distance, 0.98) / 10 + 1e-9) * 10)
 
 
 def _columns(found: Detections, names: tuple[str, ...]) -> list[int]:

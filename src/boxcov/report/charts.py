@@ -13,9 +13,8 @@ from boxcov.errors import import_package
 from boxcov.evaluate.covariance_metrics import LEVELS, coverage, gaussian_fit, region_coverage
 from boxcov.evaluate.quality import ERRORS, METRICS, curves
 from boxcov.evaluate.records import Records
-from boxcov.report.study import Study, thin_points
+from boxcov.report.study import Method, Study, thin_points
 from boxcov.report.tables import ERROR_NAMES
-from boxcov.report.verdict import first_method
 
 Array = NDArray[Any]
 COVERAGES = np.array([0.05, *np.arange(1, 10) / 10, 0.95, 0.99])
@@ -75,13 +74,18 @@ def calibration_charts(study: Study) -> list[LineChart]:
 
 def reliability_charts(study: Study) -> list[LineChart]:
     """Return the reliability diagram of the risk, if a method has one."""
-    lines = []
-    for i, method in enumerate(study.methods):
-        if method.records.risk is not None and len(method.records):
-            predicted, observed = risk_bins(method.records)
-            lines.append(Line(method.name, predicted, observed, i, with_markers=True))
+    lines = [
+        Line(method.name, *risk_bins(method.records), i, with_markers=True)
+        for i, method in _with_risk(study)
+    ]
     labels = ("risk, mean of a tenth of the boxes", lines, "share of bad boxes")
     return [LineChart("Risk: predicted and observed", *labels, with_diagonal=True)] if lines else []
+
+
+def _with_risk(study: Study) -> list[tuple[int, Method]]:
+    """Return the methods that have boxes with a risk, with their numbers."""
+    methods = enumerate(study.methods)
+    return [(i, m) for i, m in methods if m.records.risk is not None and len(m.records)]
 
 
 def risk_bins(records: Records) -> tuple[Array, Array]:
@@ -95,17 +99,14 @@ def risk_bins(records: Records) -> tuple[Array, Array]:
 
 def gate_charts(study: Study) -> list[LineChart]:
     """Return the share of bad boxes among those kept, ordered by risk and by score; if known."""
-    lines = [
-        Line(f"{method.name}: lowest risk first", *kept_bad(method.records), i)
-        for i, method in enumerate(study.methods)
-        if method.records.risk is not None and len(method.records)
-    ]
-    first = first_method(study)
-    if not lines or first is None:
+    methods = _with_risk(study)
+    if not methods:
         return []
-    by_score = kept_bad(first.records, 1 - first.records.scores)
-    score = Line("highest score first", *by_score, len(study.methods))
-    labels = ("share of the boxes kept", [*lines, score], "bad boxes among them")
+    lines = [Line(f"{m.name}: lowest risk first", *kept_bad(m.records), i) for i, m in methods]
+    first = methods[0][1].records
+    by_score = kept_bad(first, 1 - first.scores)
+    lines.append(Line("highest score first", *by_score, len(study.methods)))
+    labels = ("share of the boxes kept", lines, "bad boxes among them")
     return [LineChart("Bad boxes behind a gate", *labels)]
 
 
@@ -139,11 +140,10 @@ def coverage_charts(study: Study) -> list[LineChart]:
             fit = gaussian_fit(rows.errors_under(rows.covariance), rows.covariance)
             observed = coverage(fit, COVERAGES)
             epistemic.append(Line(method.name, COVERAGES, observed, i, with_markers=True))
-    titles = {"Errors inside the calibrated regions": calibrated}
-    titles["Errors inside the epistemic ellipsoids"] = epistemic
+    kinds = {"calibrated regions": calibrated, "epistemic ellipsoids": epistemic}
     return [
-        LineChart(title, "level", lines, "share of the errors", with_diagonal=True)
-        for title, lines in titles.items()
+        LineChart(f"Errors inside the {kind}", "level", lines, "share of the errors", True)
+        for kind, lines in kinds.items()
         if lines
     ]
 

@@ -15,25 +15,7 @@ from boxcov.errors import BoxcovError
 from boxcov.evaluate.quality import METRICS
 from boxcov.evaluate.records import Records
 from boxcov.outlines import outlines_from_above
-from boxcov.report.charts import (
-    COLOURS,
-    LineChart,
-    calibration_charts,
-    coverage_charts,
-    gate_charts,
-    reliability_charts,
-    threshold_charts,
-)
-from boxcov.report.frame_plot import (
-    MAX_BOXES,
-    PREDICTION,
-    draw_points,
-    escape_math,
-    new_axes,
-    new_figure,
-    save_figure,
-    say_total,
-)
+from boxcov.report import charts, frame_plot
 from boxcov.report.study import Method, Study
 from boxcov.report.viewer import viewer_methods
 
@@ -48,13 +30,13 @@ def write_figures(folder: str | Path, study: Study) -> list[Path]:
     """Write the figures that the study has data for into ``folder``, and return their paths."""
     folder = make_folder(Path(folder))
     figures = {
-        "curves": _draw_line_charts(threshold_charts(study), len(METRICS), size=(3.0, 2.5)),
-        "calibration": _draw_line_charts(calibration_charts(study), 2, size=(3.6, 3.5)),
+        "curves": _draw_line_charts(charts.threshold_charts(study), len(METRICS), size=(3.0, 2.5)),
+        "calibration": _draw_line_charts(charts.calibration_charts(study), 2, size=(3.6, 3.5)),
     }
     figures |= {f"bev-{n}": _draw_scene(study, n) for n in sorted(study.scenes)[:MAX_SCENES]}
     written = {folder / f"{name}.png": one for name, one in figures.items() if one is not None}
     for path, figure in written.items():
-        save_figure(path, figure, dpi=200, bbox_inches="tight")
+        frame_plot.save_figure(path, figure, dpi=200, bbox_inches="tight")
     return list(written)
 
 
@@ -63,7 +45,7 @@ def plot_reliability(records: Records | Mapping[str, Records], axes: Any = None)
 
     records: of ``boxcov.evaluate.match``, or several by name. With ``axes`` it is drawn there.
     """
-    return _plot(reliability_charts(_study(records)), "risk", axes)
+    return _plot(charts.reliability_charts(_study(records)), "risk", axes)
 
 
 def plot_coverage(records: Records | Mapping[str, Records], axes: Any = None) -> Any:
@@ -72,7 +54,7 @@ def plot_coverage(records: Records | Mapping[str, Records], axes: Any = None) ->
     Regions are those of the error model, else the ellipsoids of the covariance. The arguments are
     those of ``plot_reliability``.
     """
-    return _plot(coverage_charts(_study(records)), "regions or covariance", axes)
+    return _plot(charts.coverage_charts(_study(records)), "regions or covariance", axes)
 
 
 def plot_risk(records: Records | Mapping[str, Records], axes: Any = None) -> Any:
@@ -80,7 +62,7 @@ def plot_risk(records: Records | Mapping[str, Records], axes: Any = None) -> Any
 
     The arguments are those of ``plot_reliability``.
     """
-    return _plot(gate_charts(_study(records)), "risk", axes)
+    return _plot(charts.gate_charts(_study(records)), "risk", axes)
 
 
 def _study(records: Records | Mapping[str, Records]) -> Study:
@@ -88,17 +70,17 @@ def _study(records: Records | Mapping[str, Records]) -> Study:
     return Study("", methods=[Method(name, one) for name, one in named.items()])
 
 
-def _plot(charts: Sequence[LineChart], missing: str, axes: Any) -> Any:
-    if not charts:
+def _plot(shown: Sequence[charts.LineChart], missing: str, axes: Any) -> Any:
+    if not shown:
         raise BoxcovError(f"these records have no {missing}: predict with a calibrated model")
-    axes = new_axes(4.5, 4.2) if axes is None else axes
-    _draw_line_chart(axes, charts[0])
-    axes.set_xlabel(charts[0].x_label)
+    axes = frame_plot.new_axes(4.5, 4.2) if axes is None else axes
+    _draw_line_chart(axes, shown[0])
+    axes.set_xlabel(shown[0].x_label)
     axes.legend(frameon=False, fontsize=8)
     return axes
 
 
-def _draw_line_chart(ax: Any, chart: LineChart) -> None:
+def _draw_line_chart(ax: Any, chart: charts.LineChart) -> None:
     if chart.with_diagonal:
         ax.plot([0, 1], [0, 1], color="#999999", linewidth=1, linestyle=":", label="ideal")
     for line in chart.lines:
@@ -108,8 +90,8 @@ def _draw_line_chart(ax: Any, chart: LineChart) -> None:
             label=_escape(line.name),
             marker="o" if line.with_markers else None,
             markersize=3,
-            color=PALETTE[line.style % COLOURS],
-            linestyle=DASHES[line.style // COLOURS % len(DASHES)],
+            color=PALETTE[line.style % charts.COLOURS],
+            linestyle=DASHES[line.style // charts.COLOURS % len(DASHES)],
             linewidth=1.6,
         )
     ax.set_title(chart.title, fontsize=10)
@@ -119,18 +101,18 @@ def _draw_line_chart(ax: Any, chart: LineChart) -> None:
 
 
 def _draw_line_charts(
-    charts: Sequence[LineChart], columns: int, size: tuple[float, float]
+    shown: Sequence[charts.LineChart], columns: int, size: tuple[float, float]
 ) -> Any | None:
     """Draw charts in a grid, with one legend below; None without charts."""
-    if not charts:
+    if not shown:
         return None
-    columns = min(columns, len(charts))
-    rows = -(-len(charts) // columns)
-    figure = new_figure(size[0] * columns, size[1] * rows + 0.3)
+    columns = min(columns, len(shown))
+    rows = -(-len(shown) // columns)
+    figure = frame_plot.new_figure(size[0] * columns, size[1] * rows + 0.3)
     axes = figure.subplots(rows, columns, squeeze=False)
-    for number, (ax, chart) in enumerate(zip(axes.flat, charts)):
+    for number, (ax, chart) in enumerate(zip(axes.flat, shown)):
         _draw_line_chart(ax, chart)
-        if number >= len(charts) - columns:  # last row
+        if number >= len(shown) - columns:  # last row
             ax.set_xlabel(chart.x_label)
     drawn: dict[str, Any] = {}  # one line per name
     for ax in axes.flat:
@@ -153,20 +135,20 @@ def _draw_scene(study: Study, frame: int) -> Any | None:
     method, scene = viewer_methods(study)[0], study.scenes[frame]
     records, place = method.records, columns(study.fields, PLANE)
     every = records[(records.frame == frame) & (records.scores >= MIN_SCORE)]
-    shown = every[np.argsort(-every.scores, kind="stable")[:MAX_BOXES]]
-    boxes = shown.boxes[:, place]
-    figure = new_figure(6.5, 6.8)
+    shown = every[np.argsort(-every.scores, kind="stable")[: frame_plot.MAX_BOXES]]
+    boxes, color = shown.boxes[:, place], frame_plot.PREDICTION
+    figure = frame_plot.new_figure(6.5, 6.8)
     axes = figure.add_subplot()
-    draw_points(axes, scene.points, scene.truth[:, place], boxes)
+    frame_plot.draw_points(axes, scene.points, scene.truth[:, place], boxes)
     for outline, u in zip(outlines_from_above(boxes), shown.uncertainty):
-        axes.plot(*outline.T, color=PREDICTION, linewidth=1.2)
-        axes.annotate(f"{u:.2g}", outline.max(0) + 0.4, color=PREDICTION, fontsize=6, clip_on=True)
+        axes.plot(*outline.T, color=color, linewidth=1.2)
+        axes.annotate(f"{u:.2g}", outline.max(0) + 0.4, color=color, fontsize=6, clip_on=True)
     title = f"{_escape(scene.name)}: {_escape(method.name)}, scores from {MIN_SCORE}"
     axes.set_title(f"{title}. Green: objects; numbers: uncertainty", fontsize=9)
-    say_total(axes, len(shown), len(every))
+    frame_plot.say_total(axes, len(shown), len(every))
     return figure
 
 
 def _escape(name: str) -> str:
     """Keep matplotlib from hiding names that begin with _."""
-    return escape_math(name).lstrip("_") or " "
+    return frame_plot.escape_math(name).lstrip("_") or " "

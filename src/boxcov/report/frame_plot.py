@@ -139,10 +139,8 @@ def _draw_boxes(axes: Any, found: Detections, boxes: Array, regions: Sequence[Ar
         is_doubtful, colors = risk > DOUBTFUL, (risk_colors(risk) / 255).tolist()
         texts = [f"{100 * one:.0f} %" for one in risk]
     if is_image:
-        texts = [
-            f"{escape_math(found.classes[label])} {text}"
-            for label, text in zip(found.labels.tolist(), texts)
-        ]
+        names = [escape_math(found.classes[label]) for label in found.labels.tolist()]
+        texts = [f"{name} {text}" for name, text in zip(names, texts)]
     outlines = upright(boxes) if is_image else outlines_from_above(boxes)
     size = 8 if int((~is_doubtful).sum()) <= MANY_BOXES else 5
     for i, (outline, color) in enumerate(zip(outlines, colors)):

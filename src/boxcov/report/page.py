@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from html import escape
 from importlib.resources import files
@@ -18,22 +17,10 @@ from boxcov._files.output_file import write_text
 from boxcov._files.plain_text import printable
 from boxcov.detections import Detections
 from boxcov.evaluate.summary import class_groups, range_groups, table
-from boxcov.report.charts import (
-    LineChart,
-    calibration_charts,
-    gate_charts,
-    threshold_charts,
-)
+from boxcov.report import tables
+from boxcov.report.charts import LineChart, calibration_charts, gate_charts, threshold_charts
 from boxcov.report.study import Method, Study
 from boxcov.report.svg import draw_line_chart, legend
-from boxcov.report.tables import (
-    covariance_table,
-    format_value,
-    group_table,
-    html_table,
-    key_value_table,
-    metric_table,
-)
 from boxcov.report.verdict import LEVEL, first_method, headline, sentences
 from boxcov.report.viewer import pack, viewer_methods
 from boxcov.version import __version__
@@ -78,23 +65,26 @@ def page(
         rows = table({method.name: method.records for method in study.methods}, replicates)
     data = pack(study)
     is_viewed = data["scenes"] and data["methods"]
-    sections = [
-        Section("viewer", "Frames", _asset("viewer.html").rstrip()) if is_viewed else None,
-        _quality(study, rows or ()),
-        _calibration(study),
-        _curves(study),
-        _runtime(study),
-        _settings(study),
-    ]
-    parts = [section for section in sections if section is not None]
-    links = "".join(f'<a href="#{part.id}">{escape(part.title)}</a>' for part in parts)
+    every = {  # name and title, to HTML; empty ones are left out
+        ("viewer", "Frames"): _asset("viewer.html").rstrip() if is_viewed else "",
+        ("quality", "Quality"): _quality(study, rows or ()),
+        ("calibration", "Calibration"): _calibration(study),
+        ("curves", "Over the threshold"): _curves(study),
+        ("runtime", "Cost"): _runtime(study),
+        ("settings", "Settings"): _settings(study),
+    }
+    links = sections = ""
+    for (name, title), content in every.items():
+        if content:
+            links += f'<a href="#{name}">{title}</a>'
+            sections += f'<section id="{name}"><h2>{title}</h2>\n{content}\n</section>\n'
     return Template(_asset("page.html")).substitute(
         policy=_POLICY,
         title=printable(escape(study.title)),
         style=_asset("page.css"),
         links=links,
         verdict=_verdict(study),
-        sections=printable("".join(part.html for part in parts)),
+        sections=printable(sections),
         version=escape(__version__),
         today=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         data=_embed_json(_printable_values(data)),
@@ -128,51 +118,29 @@ def _verdict(study: Study) -> str:
     return f'<div id="verdict"><p>{texts}</p>\n<div class="tiles">{boxes}</div></div>\n'
 
 
-@dataclass(frozen=True)
-class Section:
-    """A part of the page with a link to it."""
-
-    id: str
-    title: str
-    content: str  # HTML
-
-    @property
-    def html(self) -> str:
-        title = f"<h2>{escape(self.title)}</h2>"
-        return f'<section id="{self.id}">{title}\n{self.content}\n</section>\n'
-
-
-def _quality(study: Study, rows: Sequence[Mapping[str, Any]]) -> Section | None:
+def _quality(study: Study, rows: Sequence[Mapping[str, Any]]) -> str:
     """The metrics of every method and of the baselines on the same boxes."""
     if not study.has_boxes:
-        return None
-    content = _gate(study) + _text("quality.html") + metric_table(rows)
-    covariances = covariance_table(rows)
-    if covariances:
-        content += _text("covariances.html") + covariances
-    return Section("quality", "Quality", content)
-
-
-def _gate(study: Study) -> str:
-    """What one gains by keeping boxes by their risk instead of their score."""
-    charts = gate_charts(study)
-    if not charts:
         return ""
-    return _text("gate.html") + _line_charts(charts)
+    gate = gate_charts(study)  # boxes kept by their risk instead of their score
+    content = _text("gate.html") + _line_charts(gate) if gate else ""
+    content += _text("quality.html") + tables.metric_table(rows)
+    covariances = tables.covariance_table(rows)
+    return content + (covariances and _text("covariances.html") + covariances)
 
 
-def _calibration(study: Study) -> Section | None:
+def _calibration(study: Study) -> str:
     """Does the risk happen as often as it says, and do the regions hold what they promise?"""
     charts = calibration_charts(study)
     if not charts:
-        return None
+        return ""
     content = _text("calibration.html") + _line_charts(charts)
     for method in viewer_methods(study):
         if len(method.records):
             groups = {name: headline(method.records[rows]) for name, rows in _groups(method)}
             name = f"<h3>{escape(method.name)}: by class and range</h3>"
-            content += name + group_table(groups)
-    return Section("calibration", "Calibration", content)
+            content += name + tables.group_table(groups)
+    return content
 
 
 def _groups(method: Method) -> Iterator[tuple[str, Any]]:
@@ -189,37 +157,25 @@ def _groups(method: Method) -> Iterator[tuple[str, Any]]:
     return ((name, rows) for name, rows in parts.items() if len(rows))
 
 
-def _curves(study: Study) -> Section | None:
+def _curves(study: Study) -> str:
     charts = threshold_charts(study)
-    if not charts:
-        return None
-    content = _text("curves.html") + _line_charts(charts, explained=charts[:1])
-    return Section("curves", "Over the threshold", content)
+    return _text("curves.html") + _line_charts(charts, explained=charts[:1]) if charts else ""
 
 
-def _runtime(study: Study) -> Section | None:
-    if not study.runtime:
-        return None
-    head = {
-        "method": "method",
-        "device": "device",
-        "boxes": "boxes",
-        "samples": "k",
-        "ms": "ms",
-        "ratio": "× plain",
-        "peak_mib": "peak MiB",
-    }
-    rows = [[format_value(row.get(name)) for name in head] for row in study.runtime]
-    return Section("runtime", "Cost", html_table(list(head.values()), rows))
+def _runtime(study: Study) -> str:
+    names = ("method", "device", "boxes", "samples", "ms", "ratio", "peak_mib")
+    shown = {"samples": "k", "ratio": "× plain", "peak_mib": "peak MiB"}
+    rows = [[tables.format_value(row.get(name)) for name in names] for row in study.runtime]
+    return tables.html_table([shown.get(name, name) for name in names], rows) if rows else ""
 
 
-def _settings(study: Study) -> Section:
+def _settings(study: Study) -> str:
     frames = {int(frame) for method in study.methods for frame in np.unique(method.records.frame)}
     counts = {"Frames with predictions": len(frames), "Classes": ", ".join(study.classes) or None}
     notes = {f"Method: {method.name}": method.note for method in study.methods if method.note}
-    entries = key_value_table({**study.about, **counts, **notes})
+    entries = tables.key_value_table({**study.about, **counts, **notes})
     summary = "<summary>Data, detector, posterior, versions, seeds</summary>"
-    return Section("settings", "Settings", f"<details class=more>{summary}{entries}</details>")
+    return f"<details class=more>{summary}{entries}</details>"
 
 
 def _line_charts(charts: Sequence[LineChart], explained: Sequence[LineChart] | None = None) -> str:

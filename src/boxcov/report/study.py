@@ -18,17 +18,8 @@ from boxcov.outlines import background_of
 
 Array = NDArray[Any]
 METHOD_META = (
-    "method",
-    "samples",
-    "derivative",
-    "epsilon",
-    "dropout",
-    "depth",
-    "form",
-    "n_data",
-    "prior_precision",
-    "fisher",
-    "seed",
+    *("method", "samples", "derivative", "epsilon", "dropout", "depth", "form", "n_data"),
+    *("prior_precision", "fisher", "seed"),
 )
 
 
@@ -70,13 +61,12 @@ class Study:
 
     def __post_init__(self) -> None:
         names = [method.name for method in self.methods]
-        for name in names:
-            if names.count(name) > 1:
-                raise BoxcovError(
-                    f"the methods of a study need different names: {name!r} occurs "
-                    f"{names.count(name)} times"
-                )
         for method in self.methods:
+            if (count := names.count(method.name)) > 1:
+                raise BoxcovError(
+                    f"the methods of a study need different names: {method.name!r} occurs "
+                    f"{count} times"
+                )
             _check_method(method, self.methods[0])
 
     @staticmethod
@@ -150,12 +140,12 @@ def methods_of(name: str, found: Detections, truth: GroundTruth) -> list[Method]
     if not len(records):
         raise BoxcovError(f"{name}: no box has a score above 0.1: there is nothing to evaluate")
     described = [f"{key} {value}" for key, value in settings_of(found, METHOD_META).items()]
-    methods = [Method(name, records, ", ".join(described))]
-    if records.risk is not None:
-        note = "u is the risk: the probability that the box is bad"
-        as_risk = records.without_covariance(records.risk)
-        methods.append(Method(f"{name}: risk", as_risk, note, is_probability=True))
-    return methods
+    by_trace = Method(name, records, ", ".join(described))
+    if records.risk is None:
+        return [by_trace]
+    note = "u is the risk: the probability that the box is bad"
+    as_risk = records.without_covariance(records.risk)
+    return [by_trace, Method(f"{name}: risk", as_risk, note, is_probability=True)]
 
 
 def scenes_of(
@@ -207,8 +197,7 @@ def _check_method(method: Method, first: Method) -> None:
             f"{', '.join(own.fields)} of {len(own.classes)} classes, "
             f"{', '.join(other.fields)} of {len(other.classes)}"
         )
-    wrong = int((~(np.asarray(own.uncertainty) >= 0)).sum())
-    if wrong:
+    if wrong := int((~(np.asarray(own.uncertainty) >= 0)).sum()):
         raise BoxcovError(
             f"method {method.name!r}: {wrong} of {len(own)} uncertainties are negative or NaN: "
             "remove those boxes"

@@ -141,17 +141,11 @@ def _pack_boxes(blobs: Blobs, every: Records, values: Array, rows: Array) -> dic
     rows = np.sort(rows[np.argsort(-every.scores[rows], kind="stable")[:MAX_BOXES]])
     records = every[rows]
     errors = records.errors if records.regions is None else records.as_axes().errors
-    packed = {
-        "total": total,
-        "value": blobs.add(values[rows], "<f4"),
-        "boxes": blobs.add(records.boxes, "<f4"),
-        "errors": blobs.add(errors, "<f4"),
-        "scores": blobs.add(records.scores, "<f4"),
-        "labels": blobs.add(records.labels, "<i2"),
-        "iou": blobs.add(records.iou, "<f4"),
-        "l2": blobs.add(records.l2, "<f4"),
-        "bad": blobs.add(records.bad, "<i1"),
-    }
+    arrays = {"value": values[rows], "boxes": records.boxes, "errors": errors}
+    arrays |= {"scores": records.scores, "iou": records.iou, "l2": records.l2}
+    packed = {name: blobs.add(array, "<f4") for name, array in arrays.items()}
+    packed |= {"labels": blobs.add(records.labels, "<i2"), "bad": blobs.add(records.bad, "<i1")}
+    packed["total"] = total
     if records.covariance is not None:
         deviations, correlations = deviations_and_correlations(records.covariance)
         packed["std"] = blobs.add(deviations, "<f4")

@@ -192,16 +192,10 @@ class RankCommand(DetectorOptions):
 
     def _refuse_unused(self) -> None:
         """Raise if there are options that boxes of a file do not need."""
-        pairs: list[tuple[Options, Options]]
-        pairs = [(self.files, FileOptions()), (self.estimator, EstimatorOptions())]
-        pairs.append((self.source, DataOptions()))
+        given = vars(self.files) | vars(self.estimator) | vars(self.source)
+        usual = vars(FileOptions()) | vars(EstimatorOptions()) | vars(DataOptions())
         labels = ("data", "split", "count") if self.by == "disagreement" else ()
-        unused = [
-            f"--{name}"
-            for given, usual in pairs
-            for name, value in vars(given).items()
-            if value != getattr(usual, name) and name not in labels
-        ]
+        unused = [f"--{n}" for n, v in given.items() if v != usual[n] and n not in labels]
         if unused:
             raise BoxcovError(f"--predictions holds boxes already: remove {', '.join(unused)}")
 

@@ -16,14 +16,7 @@ from boxcov._files.input_file import read_json
 from boxcov.detector import Detector
 from boxcov.errors import import_package
 from boxcov.evaluate.intervals import partition_chance
-from boxcov.evaluate.quality import (
-    ERRORS,
-    METRICS,
-    accurate_iou,
-    accurate_l2,
-    auroc,
-    partitions,
-)
+from boxcov.evaluate.quality import ERRORS, METRICS, accurate_iou, accurate_l2, auroc, partitions
 from boxcov.evaluate.records import Records
 from boxcov.pipeline.reproduce.plan import (
     DEPTHS,
@@ -37,8 +30,8 @@ from boxcov.pipeline.reproduce.plan import (
 )
 from boxcov.pipeline.reproduce.workspace import Workspace, restrict_posterior
 
-# The paper's own numbers: tables I, III to VI by column, metric and error; run times (II) in ms per
-# frame of 97.3 boxes; storage (III) in MB.
+# The paper's own numbers: tables I, III to VI by column, metric and error; run times (II) by our
+# names, in ms per frame of 97.3 boxes; storage (III) in MB.
 PAPER = read_json(Path(__file__).with_name("paper.json"))
 NAMES = {"paper": "the paper's posterior Q^-1 (x) H^-1", "prior": "the posterior (n F + tau I)^-1"}
 CHANCE = (
@@ -56,22 +49,16 @@ class Table:
     rows: Sequence[Mapping[str, Any]]
     notes: tuple[str, ...] = ()
 
-    @property
-    def columns(self) -> list[str]:
-        return list(self.rows[0]) if self.rows else []
-
     def markdown(self) -> str:
-        is_text = {
-            name: any(isinstance(row[name], str) for row in self.rows) for name in self.columns
-        }
-        rules = ["---" if text else "---:" for text in is_text.values()]
+        columns = list(self.rows[0]) if self.rows else []
+        is_text = [any(isinstance(row[name], str) for row in self.rows) for name in columns]
+        rules = ["---" if text else "---:" for text in is_text]
         cells = [[_format(value) for value in row.values()] for row in self.rows]
-        lines = [f"| {' | '.join(row)} |" for row in (self.columns, rules, *cells)]
+        lines = [f"| {' | '.join(row)} |" for row in (columns, rules, *cells)]
         return "\n".join([f"**{self.title}**", "", *lines, *(f"\n{note}" for note in self.notes)])
 
     def json(self) -> dict[str, Any]:
-        notes = list(self.notes)
-        return {"name": self.name, "title": self.title, "rows": list(self.rows), "notes": notes}
+        return {**vars(self), "rows": list(self.rows), "notes": list(self.notes)}
 
 
 def _format(value: Any) -> str:
@@ -107,16 +94,19 @@ def quality(workspace: Workspace, form: Form) -> list[Table]:
     found["1 - score"] = exact.with_uncertainty(1 - exact.scores)
     if type(workspace.detector).candidates is not Detector.candidates:
         found["boxes that NMS removed"] = workspace.records(Run("nms"))
-    found |= _risk(workspace, form)
+    calibration_count = workspace.setting.calibration_count
+    if calibration_count:
+        calibrated = workspace.records(Run("exact", form, calibrated=True))
+        assert calibrated.risk is not None
+        found["risk"] = calibrated.without_covariance(calibrated.risk)
     boxes, difference = compare_glm(workspace, form)
     notes: tuple[str, ...] = (
         CHANCE,
         f"GLM: computed by ExactGLM; one backward pass per output agrees to {difference:.1g} "
         f"on the {boxes} boxes where it was run.",
     )
-    if workspace.setting.calibration_count:
-        count = workspace.setting.calibration_count
-        notes += (f"Risk: GLM with the error model, fitted on {count} other frames.",)
+    if calibration_count:
+        notes += (f"Risk: GLM with the error model, fitted on {calibration_count} other frames.",)
     if refusal is not None:
         notes += (f"MC-GLM by finite differences of 1e-7: no numbers. {refusal}.",)
     paired = {method: records[records.paired] for method, records in found.items()}
@@ -127,15 +117,6 @@ def quality(workspace: Workspace, form: Form) -> list[Table]:
         )
         for name, (which, methods) in parts.items()
     ]
-
-
-def _risk(workspace: Workspace, form: Form) -> dict[str, Records]:
-    """Return the predictions with u = risk, if there are frames to fit the error model on."""
-    if not workspace.setting.calibration_count:
-        return {}
-    records = workspace.records(Run("exact", form, calibrated=True))
-    assert records.risk is not None
-    return {"risk": records.without_covariance(records.risk)}
 
 
 def compare_glm(workspace: Workspace, form: Form) -> tuple[int, float]:
@@ -152,18 +133,14 @@ def compare_glm(workspace: Workspace, form: Form) -> tuple[int, float]:
 
 def depth(workspace: Workspace, form: Form) -> Table:
     """Return table III: head; neck and head; backbone, neck and head; with their storage."""
-    found: dict[str, Records] = {}
-    counted: dict[str, float] = {}
-    stored: dict[str, float] = {}
-    for name, part in DEPTHS.items():
-        run = Run("mcglm", form, part)
-        found[name] = workspace.records(run)
-        storage = restrict_posterior(workspace.posterior(), run, workspace.detector).storage()
-        counted[name], stored[name] = storage.factors / 2**20, storage.stored / 2**20
+    runs = {name: Run("mcglm", form, part) for name, part in DEPTHS.items()}
+    found = {name: workspace.records(run) for name, run in runs.items()}
+    whole, detector = workspace.posterior(), workspace.detector
+    sizes = {n: restrict_posterior(whole, run, detector).storage() for n, run in runs.items()}
     extra = {
         "MB, paper": PAPER["storage"],
-        "MiB as the paper counts": counted,
-        "MiB stored": stored,
+        "MiB as the paper counts": {name: size.factors / 2**20 for name, size in sizes.items()},
+        "MiB stored": {name: size.stored / 2**20 for name, size in sizes.items()},
     }
     title = f"Depth of the posterior, MC-GLM with exact derivatives, {NAMES[form]}"
     return _metric_table(f"depth-{form}", title, "depth", found, (CHANCE,), extra)
@@ -221,24 +198,25 @@ def runtime(workspace: Workspace) -> Table:
     detections = workspace.detections(exact)
     boxes = len(detections) / detections.meta["frames"]
     glm_boxes = len(workspace.detections(glm))
-    glm_ms = workspace.milliseconds(glm)[0] * boxes / glm_boxes
+    glm_ms = workspace.milliseconds(glm)[0] * boxes / glm_boxes if glm_boxes else float("nan")
     times = {
-        "MCI, k = 10": ("MCI", workspace.milliseconds(Run("mci"))),
-        "GLM": ("GLM", [glm_ms]),
-        "MC-GLM, k = 10, finite differences": (
-            "MC-GLM",
-            workspace.milliseconds(paper_mcglm("paper")),
-        ),
-        "MC-GLM, k = 10, exact derivatives": ("", workspace.milliseconds(Run("mcglm", "paper"))),
-        "exact": ("", workspace.milliseconds(exact)),
+        "plain detector": workspace.plain_milliseconds(),
+        "MCI, k = 10": workspace.milliseconds(Run("mci")),
+        "GLM": [glm_ms],
+        "MC-GLM, k = 10, finite differences": workspace.milliseconds(paper_mcglm("paper")),
+        "MC-GLM, k = 10, exact derivatives": workspace.milliseconds(Run("mcglm", "paper")),
+        "exact": workspace.milliseconds(exact),
     }
-    plain = float(np.median(workspace.plain_milliseconds()))
-    times = {"plain detector": ("", [plain]), **times}
-    rows = []
-    for name, (column, milliseconds) in times.items():
-        ms = float(np.median(milliseconds))
-        row = {"method": name, "ms, paper": PAPER["runtime"].get(column), "ms": ms}
-        rows.append({**row, "times the plain detector": ms / plain})
+    medians = {name: float(np.median(milliseconds)) for name, milliseconds in times.items()}
+    rows = [
+        {
+            "method": name,
+            "ms, paper": PAPER["runtime"].get(name),
+            "ms": ms,
+            "times the plain detector": ms / medians["plain detector"],
+        }
+        for name, ms in medians.items()
+    ]
     notes = (
         f"Head posterior, {boxes:.1f} boxes per frame (the paper: 97.3), "
         f"{workspace.setting.device}; medians, including the plain detector.",
@@ -278,19 +256,18 @@ def _metric_table(
 def _distance(
     found: Mapping[str, Records], exact: Records, head: str
 ) -> dict[str, dict[str, float]]:
-    """Return two columns: the relative distance from ``exact``, and the rank correlation."""
-    correlation = {n: spearman(r.uncertainty, exact.uncertainty) for n, r in found.items()}
-    distance = {n: _relative_distance(records, exact) for n, records in found.items()}
-    return {head: distance, "rank correlation": correlation}
-
-
-def _relative_distance(records: Records, exact: Records) -> float:
-    """Return the median relative Frobenius distance of the covariances."""
-    assert records.covariance is not None
+    """Return two columns: the median relative Frobenius distance from ``exact`` of the covariances,
+    and the rank correlation of the u with those of ``exact``.
+    """
     assert exact.covariance is not None
     size = np.maximum(np.linalg.norm(exact.covariance, axis=(1, 2)), 1e-300)
-    distance = np.linalg.norm(records.covariance - exact.covariance, axis=(1, 2))
-    return float(np.median(distance / size))
+    distances, correlations = {}, {}
+    for name, records in found.items():
+        assert records.covariance is not None
+        distance = np.linalg.norm(records.covariance - exact.covariance, axis=(1, 2))
+        distances[name] = float(np.median(distance / size))
+        correlations[name] = spearman(records.uncertainty, exact.uncertainty)
+    return {head: distances, "rank correlation": correlations}
 
 
 def measure(records: Records) -> dict[str, dict[str, dict[str, float]]]:
@@ -298,20 +275,18 @@ def measure(records: Records) -> dict[str, dict[str, dict[str, float]]]:
 
     The paper's metrics, AUROC, and the shares P(U) and P(A) of uncertain and accurate boxes.
     """
+    paired = records[records.paired]
+    rankings = {
+        "IoU": auroc(~accurate_iou(records.iou), records.uncertainty),
+        "l2": auroc(~accurate_l2(paired.l2), paired.uncertainty),
+    }
     out = {}
     for error, partition in partitions(records.iou, records.l2, records.uncertainty).items():
         levels, values = partition_chance(partition), partition.metrics()
         found = {name: {"value": values[name], "chance": levels[name].mean} for name in METRICS}
-        found["AUROC"] = {"value": auroc(*_inaccurate(records, error)), "chance": 0.5}
+        found["AUROC"] = {"value": rankings[error], "chance": 0.5}
         out[error] = {**found, **{name: {"value": values[name]} for name in ("P(U)", "P(A)")}}
     return out
-
-
-def _inaccurate(records: Records, error: str) -> tuple[Any, Any]:
-    """Return which predictions are inaccurate, and their u."""
-    if error == "IoU":
-        return ~accurate_iou(records.iou), records.uncertainty
-    return ~accurate_l2(records.l2[records.paired]), records.uncertainty[records.paired]
 
 
 def spearman(a: Any, b: Any) -> float:

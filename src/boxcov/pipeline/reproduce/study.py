@@ -39,25 +39,16 @@ def reproduce(workspace: Workspace) -> list[Table]:
 
 def _build_study(workspace: Workspace, tables: list[Table]) -> Study:
     """Return the methods of table I with the paper's posterior, for the figures and the report."""
+    mci, mcglm, exact = Run("mci"), Run("mcglm", "paper"), Run("exact", "paper")
+    by_exact = "by ExactGLM: the covariance that MC-GLM estimates"
     methods = [
-        Method("MCI", workspace.records(Run("mci")), "MC dropout, k = 10"),
-        Method("MC-GLM", workspace.records(Run("mcglm", "paper")), "k = 10, exact derivatives"),
-        Method(
-            "GLM",
-            workspace.records(Run("exact", "paper")),
-            "by ExactGLM: the covariance that MC-GLM estimates",
-        ),
+        Method("MCI", workspace.records(mci), "MC dropout, k = 10"),
+        Method("MC-GLM", workspace.records(mcglm), "k = 10, exact derivatives"),
+        Method("GLM", workspace.records(exact), by_exact),
     ]
-    rows = next(table for table in tables if table.name == "runtime").json()["rows"]
-    runtime = [
-        {
-            "method": row["method"],
-            "device": workspace.setting.device,
-            "ms": row["ms"],
-            "ratio": row["times the plain detector"],
-        }
-        for row in rows
-    ]
+    rows = next(table.rows for table in tables if table.name == "runtime")
+    device, ratio = workspace.setting.device, "times the plain detector"
+    runtime = [{**row, "device": device, "ratio": row[ratio]} for row in rows]
     about = {"boxcov": __version__, **workspace.setting.json(), "posterior": "paper's form, head"}
     shown = {n: inputs for n, (inputs, _) in enumerate(workspace.frames(TEST)[:SCENES])}
     scenes = scenes_of(shown, workspace.truth(TEST), methods[0].records.fields)

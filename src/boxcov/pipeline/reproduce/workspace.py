@@ -64,12 +64,10 @@ class Workspace:
         with reading(path, "a setting", "delete the folder or choose another with --out"):
             stored = dict(read_json(path))
         other = sorted(name for name in {*mine, *stored} if mine.get(name) != stored.get(name))
-        if other:
-            differences = ", ".join(
-                f"{name} {stored.get(name)!r} there and {mine.get(name)!r} now" for name in other
-            )
+        changes = [f"{n} {stored.get(n)!r} there and {mine.get(n)!r} now" for n in other]
+        if changes:
             raise BoxcovError(
-                f"{self.folder} has a reproduction of another setting ({differences}): "
+                f"{self.folder} has a reproduction of another setting ({', '.join(changes)}): "
                 "choose another folder with --out"
             )
 
@@ -147,12 +145,11 @@ class Workspace:
         self, model: Callable[[Any], Detections], frames: Sequence[Any], step: str
     ) -> Detections:
         found, times = [], []
-        for number, (inputs, _) in enumerate(frames):
+        for done, (inputs, _) in enumerate(frames, 1):
             start = seconds(self.setting.device)
-            one = model(inputs)
+            found.append(model(inputs))
             times.append(1e3 * (seconds(self.setting.device) - start))
-            found.append(one)
-            self.progress(step, number + 1, len(frames))
+            self.progress(step, done, len(frames))
         joined = join_frames(found).to("cpu")
         return replace(joined, meta={**joined.meta, "milliseconds": times})
 
@@ -221,9 +218,8 @@ def restrict_posterior(whole: Posterior, run: Run, detector: Detector) -> Poster
         posterior = replace(posterior, n_data=run.share * posterior.n_data)
     if run.form == "prior":
         return posterior
-    return posterior.restricted(
-        [name for name in names if posterior.blocks[name].H.values.amax() > 0]
-    ).paper()
+    with_gradients = [name for name in names if posterior.blocks[name].H.values.amax() > 0]
+    return posterior.restricted(with_gradients).paper()
 
 
 def part_of(layer: str, detector: Detector) -> str:
