@@ -10,8 +10,7 @@ n_out outputs of one group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -258,21 +257,3 @@ def pad(x: Tensor, padding: tuple[tuple[int, int], ...]) -> Tensor:
     if not any(p for pair in padding for p in pair):
         return x
     return F.pad(x, [p for pair in reversed(padding) for p in pair])
-
-
-# the precision of products
-
-
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """Run a block, or the function that it decorates, without torch.autocast."""
-    with ExitStack() as stack:
-        for kind in ("cpu", "cuda"):
-            if torch.is_autocast_enabled(kind):
-                stack.enter_context(torch.autocast(kind, enabled=False))
-        yield
-
-
-def at_least_float32(x: Tensor) -> Tensor:
-    """Return half-precision tensors as float32, others unchanged."""
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boxcov._torch.layers import Geometry, at_least_float32, from_matrix, full_precision, to_matrix
+from boxcov._torch.layers import Geometry, from_matrix, to_matrix
+from boxcov._torch.process_state import at_least_float32, full_precision
 from boxcov.errors import BoxcovError
 from boxcov.posterior.householder import PackedFactor
 

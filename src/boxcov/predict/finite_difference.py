@@ -7,7 +7,7 @@ from warnings import warn
 import torch
 from torch import Tensor
 
-from boxcov._torch.layers import at_least_float32
+from boxcov._torch.process_state import at_least_float32
 from boxcov.errors import BoxcovWarning
 from boxcov.predict.forward_mode.derivatives import ForwardModeError, directional_derivatives
 from boxcov.predict.linearize import LinearizationPoint, Weights

@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_map_only
 
-from boxcov._torch.layers import LayerCall, at_least_float32, columns, rows
+from boxcov._torch.layers import LayerCall, columns, rows
 from boxcov._torch.modules import LayerCallMode
+from boxcov._torch.process_state import at_least_float32
 from boxcov.detector import Detector, InstanceGroup
 from boxcov.errors import BoxcovError
 from boxcov.posterior.kronecker_block import layer_covariance

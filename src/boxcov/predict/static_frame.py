@@ -10,16 +10,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from boxcov._torch.process_state import matrix_precision
+from boxcov._torch.process_state import SideStream, matrix_precision
 from boxcov.detections import Detections
 from boxcov.detector import SIGNAL_INPUTS, Detector, Selection
 from boxcov.errors import BoxcovError, join_names
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.cuda.side_stream import SideStream
 from boxcov.predict.engine_options import DEFAULT_ENGINE, EngineOptions
 from boxcov.predict.forward_mode.derivatives import directional_derivatives, sample_covariance
 from boxcov.predict.head.cells import group_in_blocks, plan_own_cells, window_tables
-from boxcov.predict.head.covariance import head_covariance
+from boxcov.predict.head.stages import head_covariance
 from boxcov.predict.head.weight_stacks import build_head_weights
 from boxcov.predict.head.weights import HeadWeights
 from boxcov.predict.instances import InstanceEngine, InstanceRun, with_leaves
@@ -125,7 +124,7 @@ class FrameFunction:
                     covariance = self.covariance(point, static)
             self._signal_stream.join()
             self._report_stream.join()
-            self.linearized.trunk.forget()
+            self.linearized.trunk.memory.clear()
         found = replace(found, covariance=covariance)
         if self.error_model is None:
             return found, static

@@ -11,9 +11,14 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from boxcov._torch.layers import LayerCall, at_least_float32, full_precision
+from boxcov._torch.layers import LayerCall
 from boxcov._torch.modules import LayerCallMode
-from boxcov._torch.process_state import Precision, matrix_precision
+from boxcov._torch.process_state import (
+    Precision,
+    at_least_float32,
+    full_precision,
+    matrix_precision,
+)
 from boxcov.errors import BoxcovError
 from boxcov.predict.forward_mode.directions import Directions, normalise
 from boxcov.predict.forward_mode.jvp import NoRule, push_forward, vmap_jvp

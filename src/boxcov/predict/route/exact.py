@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from boxcov._torch.layers import at_least_float32
-from boxcov._torch.process_state import matrix_precision
+from boxcov._torch.process_state import at_least_float32, matrix_precision
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.backward_mode import autograd_covariance, gradients
 from boxcov.predict.engine_options import EngineOptions

@@ -8,8 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from boxcov._torch.layers import LayerCall, at_least_float32
+from boxcov._torch.layers import LayerCall
 from boxcov._torch.modules import LayerCallMode, float_leaves
+from boxcov._torch.process_state import at_least_float32
 from boxcov.errors import BoxcovError, join_names
 from boxcov.predict.instances import (
     InstanceRun,
