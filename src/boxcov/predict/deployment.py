@@ -240,7 +240,8 @@ class CompiledModel:
 
     def _unpack(self, floats: Tensor, indices: Tensor) -> Detections:
         """The detections of a frame, from the rows of its boxes."""
-        rows, own = self._tensors(True), dict(zip(self._tensors(False), indices.unbind(1)))
+        rows = self._tensors(True)
+        own: dict[str, Any] = dict(zip(self._tensors(False), indices.unbind(1)))
         parts = floats.split([row.shape[1:].numel() for row in rows.values()], 1)
         for (name, row), part in zip(rows.items(), parts):
             own[name] = part.reshape(len(part), *row.shape[1:]).to(row.dtype)

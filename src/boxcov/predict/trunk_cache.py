@@ -26,7 +26,7 @@ class TrunkCache:
     def __init__(self, shadow: nn.Module, parameters: set[int]) -> None:
         self.memory: dict[int, list[Any]] = defaultdict(list)  # by module, the output of each call
         self._records = False  # the pass that runs; otherwise it replays
-        self._is_over = False  # a posterior weight has been used: later outputs may depend on it
+        self.is_over = False  # a posterior weight has been used: later outputs may depend on it
         self._depth = 0
         self._calls: Counter[int] = Counter()  # of each module in this pass
         self._versions: list[tuple[Tensor, int, int]] = []
@@ -43,10 +43,6 @@ class TrunkCache:
                 continue
             own = vars(module)
             self._forwards.append((own, own.get("forward"), forward))
-
-    def over(self) -> None:
-        """End the trunk of this pass; called at each use of a posterior weight."""
-        self._is_over = True
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -70,7 +66,7 @@ class TrunkCache:
     @contextmanager
     def replaying(self) -> Iterator[None]:
         """Replay in the passes of the block what was recorded."""
-        self._is_over, self._depth = False, 0
+        self.is_over, self._depth = False, 0
         self._calls.clear()
         for attributes, _, forward in self._forwards:
             attributes["forward"] = forward
@@ -86,14 +82,14 @@ class TrunkCache:
         """The forward of a module that owns a posterior weight: it ends the trunk."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            self._is_over = True
+            self.is_over = True
             return forward(*args, **kwargs)
 
         return call
 
     def _recorded(self, key: int, forward: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self._is_over or self._depth:
+            if self.is_over or self._depth:
                 return forward(*args, **kwargs)
             number = self._calls[key]
             self._calls[key] += 1
@@ -116,7 +112,7 @@ class TrunkCache:
         It must if it used a posterior weight, or returned an object that cannot be copied.
         """
         leaves = tree_leaves(out)
-        if self._is_over or not all(isinstance(leaf, _PLAIN) for leaf in leaves):
+        if self.is_over or not all(isinstance(leaf, _PLAIN) for leaf in leaves):
             return _LIVE
         if key not in self._changed:
             self._versions += [(t, t._version, key) for t in leaves if isinstance(t, Tensor)]

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from boxcov._torch.process_state import AT_ONCE, Precision, SideStream, matrix_precision
+from boxcov._torch.process_state import AT_ONCE, SideStream, matrix_precision
 from boxcov.head_stages import HeadStages
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.cuda.static_graph import Graphs, Many
+from boxcov.predict.engine_options import EngineOptions
 from boxcov.predict.head.branches import differentiate_branches, plus, run_branches
 from boxcov.predict.head.cells import (
     Cells,
@@ -68,17 +69,10 @@ class PaddedSize:
 class StagedHead:
     """The exact covariance of a staged head; with directions ``etas``, derivatives along them."""
 
-    def __init__(
-        self,
-        posterior: Posterior,
-        precision: Precision,
-        tolerance: float,
-        cuda_graphs: bool,
-    ) -> None:
-        self.posterior, self.precision, self.tolerance = posterior, precision, tolerance
+    def __init__(self, posterior: Posterior, options: EngineOptions) -> None:
+        self.posterior, self.options = posterior, options
         self.weights: HeadWeights | None = None  # of the stages of the last frame
         self.first_layer: frozenset[int] = frozenset()  # ids of the weights that read the features
-        self._captures = cuda_graphs
         self._graphs: Graphs | None = None
         self._layers: tuple[int, ...] = ()
         self._sizes: dict[int, PaddedSize] = {}
@@ -109,7 +103,7 @@ class StagedHead:
         own = point.tangents
         found = own.stored(staged.features) if own is not None and own.ends else None
         compute = self._on_cpu if staged.features.device.type == "cpu" else self._on_gpu
-        with matrix_precision(self.precision):
+        with matrix_precision(self.options.precision):
             head, *rest = compute(self.weights, staged, None if found is None else found.t)
         below = rest[0] if rest else None
         if below is not None and found is not None and found.scale is not None:
@@ -146,7 +140,7 @@ class StagedHead:
             return head_covariance(head, plan, rows, own, tangents, side)
 
         given = (staged.features, packed, *(() if tangents is None else (tangents,)))
-        if self._captures and self._graphs is None:
+        if self.options.cuda_graphs and self._graphs is None:
             self._graphs = Graphs()
         made = run(*given) if self._graphs is None else self._graphs(most, run, *given)
         return tuple(tensor[:m].clone() for tensor in made)  # the next replay writes over them
@@ -159,7 +153,9 @@ class StagedHead:
         layers = tuple(id(layer) for stage in stages for row in stage.layers for layer in row)
         if layers == self._layers:
             return
-        self.weights = build_head_weights(staged, self.posterior, names, etas, self.tolerance)
+        self.weights = build_head_weights(
+            staged, self.posterior, names, etas, self.options.tolerance
+        )
         self._layers, self._side = layers, SideStream(staged.features.device)
         self._graphs = None  # a captured graph holds the old weights
         self._sizes.clear()

@@ -99,7 +99,7 @@ def _stage_weights(
     n_out, has_bias = max(channels[0]), layers[0].bias is not None
     if is_last and stage.norms is None:
         n_out += padding_to_four(n_out, layers[0].weight)
-    matrices = [_weight_matrix(layer.weight.detach(), _bias(layer)) for layer in layers]
+    matrices = [_weight_matrix(layer.weight, layer.bias).detach() for layer in layers]
     n_extra = has_bias + padding_to_four(matrices[0].shape[1], matrices[0])
     n_in = matrices[0].shape[1] + n_extra - has_bias
     W = torch.stack([_pad_matrix(matrix, n_out, n_in) for matrix in matrices]).unflatten(0, (G, B))
@@ -124,10 +124,6 @@ def _stage_weights(
     )
 
 
-def _bias(layer: nn.Conv2d) -> Tensor | None:
-    return None if layer.bias is None else layer.bias.detach()
-
-
 def _weight_matrix(weight: Tensor, bias: Tensor | None) -> Tensor:
     """Weights (..., n_out, channels, k, k) as (..., n_out, n_in), tap by tap, the bias last."""
     matrix = weight.flatten(-2).transpose(-1, -2).flatten(-2)
@@ -148,9 +144,9 @@ def _norm(stage: Stage, W: Tensor) -> tuple[Tensor, Tensor]:
         assert norm.running_mean is not None
         assert norm.running_var is not None
         scale = (norm.running_var + norm.eps).rsqrt()
-        scale = scale if norm.weight is None else scale * norm.weight.detach()
-        scales.append(scale)
-        shifts.append((0 if norm.bias is None else norm.bias.detach()) - norm.running_mean * scale)
+        scales.append(scale if norm.weight is None else scale * norm.weight.detach())
+        bias = 0 if norm.bias is None else norm.bias.detach()
+        shifts.append(bias - norm.running_mean * scales[-1])
     return torch.stack(scales).view(W.shape[:3]), torch.stack(shifts).view(W.shape[:3])
 
 

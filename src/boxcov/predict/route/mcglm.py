@@ -76,7 +76,7 @@ class MCGLMRouter(TangentRouter):
     def derivatives(self, point: LinearizationPoint) -> tuple[Tensor, Tensor]:
         """J eta of the boxes (m, D, k) and of z."""
         staged, fast = self._run_stages(point), None
-        has_new = staged is not None and bool(self.stages_check.new_kinds(staged))
+        has_new = staged is not None and self.stages_check.new_kinds(staged)
         own = point.tangents
         if not has_new and (own is None or self.tangents_check.covers({own.ends})):
             fast = self._fast(point, staged)
