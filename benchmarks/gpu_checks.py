@@ -13,7 +13,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
 from threading import Event, Thread
@@ -29,7 +28,7 @@ from boxcov.data import shapes, simulated
 from boxcov.detectors import centerpoint
 from boxcov.detectors.centerpoint import CenterPoint, Config
 from boxcov.detectors.tiny import TinyCenter
-from boxcov.predict.head import branches, covariance, gram, weights
+from boxcov.predict.head import weight_stacks
 from boxcov.static_selection import StaticLimits
 
 Check = tuple[str, Callable[[], str]]
@@ -243,7 +242,7 @@ def graphs(detector: CenterPoint) -> str:
 
 def kernels(detector: CenterPoint) -> str:
     """Covariances by Triton kernels against those in plain torch, of few and many boxes."""
-    runs = gram.has_kernels(torch.ones(1, device=DEVICE))
+    runs = weight_stacks.has_kernels(torch.ones(1, device=DEVICE))
     require(DEVICE == "cpu" or runs, "Triton's kernels do not run on this device")
     detector = detector.to(DEVICE).eval()
     frames = simulated.frames(count=2, sweeps=2, device=DEVICE)
@@ -254,9 +253,7 @@ def kernels(detector: CenterPoint) -> str:
         fast, plain = (boxcov.ExactGLM(detector, posterior) for _ in range(2))
         for inputs, _ in (frames[0], frames[1]):
             found = fast(inputs)
-            with ExitStack() as without:
-                for user in (branches, covariance, gram, weights):
-                    without.enter_context(patch.object(user, "has_kernels", lambda _: False))
+            with patch.object(weight_stacks, "has_kernels", lambda _: False):
                 expected = plain(inputs)
             boxes.append(len(found))
             if len(found):

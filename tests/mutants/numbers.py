@@ -135,14 +135,14 @@ NUMBERS = [
     ),
     Mutant(
         "curvature in float32",
-        "_torch/layers.py",
+        "_torch/process_state.py",
         "else x.float()",
         "else x",
         "kfac/test_fit.py::test_sums_of_half_precision_detectors_are_not_in_half",
     ),
     Mutant(
         "no autocast in the algebra",
-        "_torch/layers.py",
+        "_torch/process_state.py",
         "torch.autocast(kind, enabled=False)",
         "torch.autocast(kind)",
         "predict/test_autocast.py::test_autocast_does_not_change_the_algebra",
@@ -164,7 +164,7 @@ NUMBERS = [
     ),
     Mutant(
         "a remainder is a difference only if it is exact",
-        "predict/head/gram.py",
+        "predict/head/covariance.py",
         "bool((alpha.square().sum(1) <= (1 - _LEAST_SHARE) * norms).all())",
         "True",
         "predict/head/test_stages.py::test_a_remainder_is_a_difference_only_if_it_is_exact",

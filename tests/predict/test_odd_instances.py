@@ -1,4 +1,4 @@
-"""instances() whose items are mixed or in another order are refused."""
+"""instances() with mixed or reordered items, or with copied weights, are refused."""
 
 from __future__ import annotations
 
@@ -63,6 +63,25 @@ class Attending(Queries):
         return self.head(torch.softmax(q @ q.transpose(-1, -2), -1) @ tokens)
 
 
+class CopyingOne(Queries):
+    """The right boxes, but by a copy of a weight, whose gradient is lost."""
+
+    copied: tuple[str, ...] = ("pre",)
+
+    def instances(self, raw: dict[str, Tensor], selection: Selection, with_logit: bool = False):
+        copy = type(self)().double()
+        copy.load_state_dict(self.state_dict())
+        layers = [getattr(copy if n in self.copied else self, n) for n in ("pre", "head")]
+        tokens = raw["tokens"][selection.where]
+        yield torch.arange(len(selection)), lambda: layers[1](layers[0](tokens).tanh()).exp()
+
+
+class CopyingAll(CopyingOne):
+    """No weight of the posterior is used."""
+
+    copied = ("pre", "head")
+
+
 def queries(kind: type[Queries]) -> tuple[Queries, Posterior, Tensor]:
     torch.manual_seed(0)
     detector = kind().double()
@@ -82,11 +101,11 @@ def test_mixed_instances_are_refused(kind: type[Queries]) -> None:
             model(x[:1])
 
 
-@pytest.mark.parametrize("kind", [Permuting, Attending])
-def test_mixed_instances_are_refused_after_a_frame_of_one_box(
+@pytest.mark.parametrize("kind", [Permuting, Attending, CopyingOne, CopyingAll])
+def test_wrong_instances_are_refused_after_a_frame_of_one_box(
     kind: type[Queries],
 ) -> None:
-    """A single box cannot be confused with another."""
+    """A single box decides nothing: its covariance is that of a backward pass."""
     detector, posterior, x = queries(kind)
     model = ExactGLM(detector, posterior)
     assert (

@@ -10,8 +10,7 @@ n_out outputs of one group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -20,14 +19,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-_CONVOLUTIONS: dict[Any, int] = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
-_TRANSPOSED: dict[Any, int] = {
-    torch.conv_transpose1d: 1,
-    torch.conv_transpose2d: 2,
-    torch.conv_transpose3d: 3,
-}
-_CONVOLUTION_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-_TRANSPOSED_ARGUMENTS = (*_CONVOLUTION_ARGUMENTS[:5], "output_padding", "groups", "dilation")
+_TRANSPOSED = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
+_CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
+_DIMENSIONS: dict[Any, int] = {F.linear: 0}  # of the kernel, by function
+_DIMENSIONS |= {func: n for kind in (_CONVOLUTIONS, _TRANSPOSED) for n, func in enumerate(kind, 1)}
+_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_TRANSPOSED_ARGUMENTS = (*_ARGUMENTS[:5], "output_padding", "groups", "dilation")
 
 
 @dataclass(frozen=True)
@@ -96,52 +93,37 @@ class LayerCall:
 
 def parse(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LayerCall | None:
     """Return the call as a matrix product, or None if it is another function."""
-    if func is F.linear:
-        given, geometry = {**dict(zip(_CONVOLUTION_ARGUMENTS, args)), **kwargs}, Geometry()
-    elif func in _CONVOLUTIONS:
-        given = {**dict(zip(_CONVOLUTION_ARGUMENTS, args)), **kwargs}
-        geometry = _convolution(given, _CONVOLUTIONS[func])
-    elif func in _TRANSPOSED:
-        given = {**dict(zip(_TRANSPOSED_ARGUMENTS, args)), **kwargs}
-        geometry = _transposed(given, _TRANSPOSED[func])
-    else:
+    n = _DIMENSIONS.get(func)
+    if n is None:
         return None
+    is_transposed = func in _TRANSPOSED
+    given = {**dict(zip(_TRANSPOSED_ARGUMENTS if is_transposed else _ARGUMENTS, args)), **kwargs}
+    geometry = _geometry(given, n, is_transposed) if n else Geometry()
     rest = {name: value for name, value in given.items() if name not in ("input", "weight", "bias")}
     return LayerCall(func, given["input"], given["weight"], given.get("bias"), rest, geometry)
 
 
-def _convolution(given: Mapping[str, Any], n: int) -> Geometry:
-    kernel = tuple(given["weight"].shape[-n:])
-    dilation = _each(given.get("dilation", 1), n)
-    padding = given.get("padding", 0)
-    if padding == "valid":
-        sides = ((0, 0),) * n
-    elif padding == "same":  # torch adds the odd pixel at the end
-        total = [d * (k - 1) for d, k in zip(dilation, kernel)]
-        sides = tuple((t // 2, t - t // 2) for t in total)
+def _geometry(given: Mapping[str, Any], n: int, is_transposed: bool) -> Geometry:
+    """The geometry of a convolution of n dimensions with the given arguments."""
+
+    def each(name: str, default: int) -> tuple[int, ...]:
+        value = given.get(name, default)
+        values = (value,) if isinstance(value, int) else tuple(value)
+        return values * n if len(values) == 1 else values
+
+    kernel, dilation = tuple(given["weight"].shape[-n:]), each("dilation", 1)
+    reach = [d * (k - 1) for d, k in zip(dilation, kernel)]
+    if is_transposed:
+        pairs = zip(reach, each("padding", 0), each("output_padding", 0))
+        padding = tuple((r - p, r - p + extra) for r, p, extra in pairs)
+    elif given.get("padding") == "valid":
+        padding = ((0, 0),) * n
+    elif given.get("padding") == "same":  # torch adds the odd pixel at the end
+        padding = tuple((r // 2, r - r // 2) for r in reach)
     else:
-        sides = tuple((p, p) for p in _each(padding, n))
-    return Geometry(
-        kernel, _each(given.get("stride", 1), n), sides, dilation, given.get("groups", 1)
-    )
-
-
-def _transposed(given: Mapping[str, Any], n: int) -> Geometry:
-    kernel = tuple(given["weight"].shape[-n:])
-    dilation = _each(given.get("dilation", 1), n)
-    extra = _each(given.get("output_padding", 0), n)
-    padding = _each(given.get("padding", 0), n)
-    sides = tuple(
-        (d * (k - 1) - p, d * (k - 1) - p + e)
-        for d, k, p, e in zip(dilation, kernel, padding, extra)
-    )
-    stride = _each(given.get("stride", 1), n)
-    return Geometry(kernel, stride, sides, dilation, given.get("groups", 1), transposed=True)
-
-
-def _each(value: Any, n: int) -> tuple[int, ...]:
-    values = (value,) if isinstance(value, int) else tuple(value)
-    return values * n if len(values) == 1 else values
+        padding = tuple((p, p) for p in each("padding", 0))
+    groups = given.get("groups", 1)
+    return Geometry(kernel, each("stride", 1), padding, dilation, groups, is_transposed)
 
 
 # weights and gradients of weights <-> matrices
@@ -258,21 +240,3 @@ def pad(x: Tensor, padding: tuple[tuple[int, int], ...]) -> Tensor:
     if not any(p for pair in padding for p in pair):
         return x
     return F.pad(x, [p for pair in reversed(padding) for p in pair])
-
-
-# the precision of products
-
-
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """Run a block, or the function that it decorates, without torch.autocast."""
-    with ExitStack() as stack:
-        for kind in ("cpu", "cuda"):
-            if torch.is_autocast_enabled(kind):
-                stack.enter_context(torch.autocast(kind, enabled=False))
-        yield
-
-
-def at_least_float32(x: Tensor) -> Tensor:
-    """Return half-precision tensors as float32, others unchanged."""
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()

@@ -149,11 +149,9 @@ def float_leaves(tree: Any) -> list[Tensor]:
 
 def fresh(tree: Any) -> Any:
     """Return a copy of a pytree for one forward pass, which may change its inputs in place."""
-    return tree_map_only((Tensor, np.ndarray), _clone, tree)
-
-
-def _clone(array: Any) -> Any:
-    return array.clone() if isinstance(array, Tensor) else array.copy()
+    return tree_map_only(
+        (Tensor, np.ndarray), lambda a: a.clone() if isinstance(a, Tensor) else a.copy(), tree
+    )
 
 
 def ready(inputs: Any, device: torch.device, where: str = "inputs") -> Any:

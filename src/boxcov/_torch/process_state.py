@@ -1,15 +1,16 @@
-"""What all threads of a process share: a lock, random numbers, the TF32 flags, the GPU's clock."""
+"""The state of a process and its devices: locks, random numbers, precision, streams, the clock."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from threading import Condition, RLock, get_ident
 from time import perf_counter
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 Precision = Literal["float32", "tf32"]
 
@@ -112,6 +113,58 @@ def _switch(tf32: bool | None) -> None:
         if isinstance(_outside[0][0], str):
             flag = "tf32" if tf32 else "ieee"
         _set((flag, flag))
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Run a block, or the function that it decorates, without torch.autocast."""
+    with ExitStack() as stack:
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Return half-precision tensors as float32, others unchanged."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+class SideStream:
+    """A second stream: work in ``beside()`` runs beside that of the current one, until ``join()``.
+
+    Kernels of a few boxes leave most of a GPU idle, so two chains of them take the time of one, in
+    a graph or not. On a CPU the work runs where it stands. Tensors that it reads must live, and
+    keep their values, until ``join()``.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._working = False  # since the last join
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """Start the work of the block after what the current stream did so far."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        self._working = True
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def join(self) -> None:
+        """Let the current stream wait for all work.
+
+        Without work there is nothing to wait for, and a CUDA graph that is being captured must not
+        wait for a stream that is no part of it.
+        """
+        if self._stream is not None and self._working:
+            self._working = False
+            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+
+
+AT_ONCE = SideStream(torch.device("cpu"))
 
 
 def seconds(device: torch.device | str) -> float:

@@ -27,8 +27,7 @@ class ModuleSnapshot:
     def __init__(self, module: nn.Module, twin: nn.Module | None = None) -> None:
         self._tensors: list[tuple[Any, str, Tensor, int, int]] = []
         self._members: list[tuple[Any, list[Any]]] = []  # submodules and hooks
-        self._settings: list[_Setting] = []
-        self._attributes: list[_Attributes] = []
+        self._settings: list[_Settings] = []
         for each, copy in _pairs(module, twin):
             scripted = isinstance(each, torch.jit.ScriptModule)  # its dicts are new on each access
             for tensors in (each._parameters, each._buffers):
@@ -43,9 +42,7 @@ class ModuleSnapshot:
                 self._members += [(owner, list(owner.values())) for owner in members]
                 # what torch's own modules are set to belongs to the weights
                 if not type(each).__module__.startswith("torch.nn."):
-                    attributes = _Attributes.of(each, copy)
-                    self._attributes.append(attributes)
-                    self._settings += attributes.settings()
+                    self._settings.append(_Settings.of(each, copy))
 
     def is_unchanged(self) -> bool:
         return not self.has_moved() and all(
@@ -68,59 +65,47 @@ class ModuleSnapshot:
 
     def has_new_settings(self) -> bool:
         """Return whether a setting was replaced or added."""
-        return any(setting.has_changed() for setting in self._settings) or any(
-            attributes.has_new() for attributes in self._attributes
-        )
+        return any(settings.have_changed() for settings in self._settings)
 
 
-class _Attributes(NamedTuple):
-    """The names of a module's attributes when the snapshot was taken."""
+class _Settings(NamedTuple):
+    """The settings of a module when the snapshot was taken."""
 
-    owner: dict[str, Any]
-    twin: dict[str, Any] | None  # of its shadow
-    names: frozenset[str]
+    now: dict[str, Any]  # the attributes of the module
+    twin: dict[str, Any]  # and of its shadow
+    names: frozenset[str]  # of all attributes then
+    before: dict[str, Any]  # the settings among them
 
     @staticmethod
-    def of(module: nn.Module, twin: nn.Module | None) -> _Attributes:
+    def of(module: nn.Module, twin: nn.Module | None) -> _Settings:
         own = vars(module)
-        return _Attributes(own, None if twin is None else vars(twin), frozenset(own))
-
-    def settings(self) -> list[_Setting]:
-        return [
-            _Setting(self.owner, self.twin, name, copy_setting(value))
-            for name, value in self.owner.items()
+        settings = {
+            name: copy_setting(value)
+            for name, value in own.items()
             if name not in _MODULE_STATE and is_setting(value)
-        ]
+        }
+        return _Settings(own, {} if twin is None else vars(twin), frozenset(own), settings)
 
-    def has_new(self) -> bool:
-        """Return whether there are more settings, which may hide those of the class."""
-        return len(self.owner) != len(self.names) and any(
-            name not in self.names and name not in (self.twin or ()) and is_setting(value)
-            for name, value in self.owner.items()
+    def have_changed(self) -> bool:
+        for name, before in self.before.items():
+            now = self.now.get(name)
+            if not _equals(now, before) and not self._is_written_by_passes(name, now, before):
+                return True
+        # another attribute may hide a setting of the class
+        return len(self.now) != len(self.names) and any(
+            name not in self.names and name not in self.twin and is_setting(value)
+            for name, value in self.now.items()
         )
 
-
-class _Setting(NamedTuple):
-    """An attribute of a module when the snapshot was taken."""
-
-    owner: dict[str, Any]  # the attributes of the module
-    twin: dict[str, Any] | None  # and of its shadow
-    name: str
-    before: Any
-
-    def has_changed(self) -> bool:
-        now = self.owner.get(self.name)
-        if _equals(now, self.before):
+    def _is_written_by_passes(self, name: str, now: Any, before: Any) -> bool:
+        """Whether a pass of the shadow wrote to all that differs."""
+        if not self.twin:
             return False
-        if self.twin is None:
-            return True
-        # what a pass of the shadow writes is no setting
-        values = (now, self.before, self.twin.get(self.name))
-        own, before, other = (_leaves(value) for value in values)
-        return any(
-            not _equals(own.get(path, ...), before.get(path, ...))
-            and _equals(other.get(path, ...), before.get(path, ...))
-            for path in own.keys() | before.keys()
+        own, old, other = (_leaves(value) for value in (now, before, self.twin.get(name)))
+        return all(
+            _equals(own.get(path, ...), old.get(path, ...))
+            or not _equals(other.get(path, ...), old.get(path, ...))
+            for path in own.keys() | old.keys()
         )
 
 

@@ -23,8 +23,11 @@ from boxcov.detector import Detector
 from boxcov.errors import counted, join_names
 from boxcov.kfac.fit import FitOptions, fit
 from boxcov.predict.exact import ExactGLM
-from boxcov.predict.finite_difference import finite_differences
-from boxcov.predict.forward_mode.derivatives import ForwardModeError, directional_derivatives
+from boxcov.predict.forward_mode.derivatives import (
+    ForwardModeError,
+    directional_derivatives,
+    finite_differences,
+)
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector, short_way
 
 _LARGEST = 2500  # size of a factor that is decomposed in a few seconds

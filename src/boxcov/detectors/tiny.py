@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from boxcov._torch.layers import at_least_float32
-from boxcov._torch.process_state import seeded
+from boxcov._torch.process_state import at_least_float32, seeded
 from boxcov.data.shapes import CLASSES, METRES
 from boxcov.detector import Detector, Selection, flatten_configuration
 from boxcov.detectors.objects import objects_of

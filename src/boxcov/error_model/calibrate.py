@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from boxcov._torch.layers import full_precision
+from boxcov._torch.process_state import full_precision
 from boxcov.detections import Detections
 from boxcov.error_model.inputs import box_inputs, stack_inputs
 from boxcov.error_model.labelled_frames import (

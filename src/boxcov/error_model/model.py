@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from boxcov._torch.layers import full_precision
+from boxcov._torch.process_state import full_precision
 from boxcov.detections import Detections
 from boxcov.detector import configuration_differences
 from boxcov.error_model.inputs import covariance_inputs, report_inputs, signal_inputs, stack_inputs

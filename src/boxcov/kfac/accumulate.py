@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from boxcov._torch.distributed import World
-from boxcov._torch.layers import LayerCall, at_least_float32, columns, rows
+from boxcov._torch.layers import LayerCall, columns, rows
 from boxcov._torch.modules import LayerCallMode, check_buffers, versions
+from boxcov._torch.process_state import at_least_float32
 from boxcov.errors import BoxcovError, NotFiniteFrameError, join_names
 from boxcov.kfac.checkpoint import check_count, pack_sums, unpack_sums
 from boxcov.kfac.factors import FactorSums, InputFactors, Term, add_terms, output_terms

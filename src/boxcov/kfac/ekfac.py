@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from boxcov._torch.distributed import World
-from boxcov._torch.layers import at_least_float32, full_precision
+from boxcov._torch.process_state import at_least_float32, full_precision
 from boxcov.errors import BoxcovError, NotFiniteFrameError, join_names
 from boxcov.kfac.checkpoint import check_count, read_sum
 from boxcov.kfac.losses import FrameLosses

@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from boxcov._torch.layers import LayerCall, at_least_float32, full_precision, gram
+from boxcov._torch.layers import LayerCall, gram
+from boxcov._torch.process_state import at_least_float32, full_precision
 from boxcov.kfac.input_gram import input_grams, memory_of
 from boxcov.posterior.kronecker_block import Eigendecomposition, KroneckerBlock, Layer
 

@@ -258,7 +258,7 @@ def paper_glm(model: GLM) -> Callable[[Any], float]:
                 torch.autograd.grad(
                     number, list(weights.values()), retain_graph=True, allow_unused=True
                 )
-        linearized.trunk.forget()
+        linearized.trunk.memory.clear()
         done = seconds(model.device)
         return before - start + (done - before) * len(z) / max(min(GLM_OUTPUTS, len(z)), 1)
 

@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from boxcov._torch.layers import full_precision
+from boxcov._torch.process_state import full_precision
 from boxcov.errors import BoxcovError, join_names
 from boxcov.posterior.kronecker_block import Eigendecomposition
 from boxcov.posterior.posterior import Posterior

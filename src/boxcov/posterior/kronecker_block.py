@@ -15,14 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from boxcov._torch.layers import (
-    Geometry,
-    LayerCall,
-    at_least_float32,
-    from_matrix,
-    full_precision,
-    to_matrix,
-)
+from boxcov._torch.layers import Geometry, LayerCall, from_matrix, to_matrix
+from boxcov._torch.process_state import at_least_float32, full_precision
 from boxcov.errors import BoxcovError
 
 if TYPE_CHECKING:

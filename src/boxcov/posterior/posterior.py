@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from boxcov._torch.layers import full_precision
 from boxcov._torch.modules import check_fingerprint
+from boxcov._torch.process_state import full_precision
 from boxcov.detector import Detector, check_configuration
 from boxcov.error_model.model import ErrorModel, describe_error_model
 from boxcov.errors import BoxcovError, check_whole, counted, join_names

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from boxcov._torch.layers import at_least_float32
+from boxcov._torch.process_state import at_least_float32
 from boxcov.posterior.kronecker_block import MEMORY
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.linearize import LinearizationPoint

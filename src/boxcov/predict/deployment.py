@@ -9,12 +9,7 @@ from warnings import warn
 import torch
 from torch import Tensor
 
-from boxcov._torch.modules import (
-    check_device,
-    fresh,
-    move,
-    ready,
-)
+from boxcov._torch.modules import check_device, fresh, move, ready
 from boxcov._torch.process_state import ProcessLock
 from boxcov._torch.snapshot import ModuleSnapshot, WeightChecksum
 from boxcov.detections import Detections
@@ -91,6 +86,7 @@ class CompiledModel:
         if not isinstance(model, Detector):
             _check_method(model)  # before the work
         self.model, self.limits = model, limits or StaticLimits(boxes=256)
+        self._plain = model.detect if isinstance(model, Detector) else model
         self.fallbacks = 0  # frames that the model itself had to compute
         self._detector = model if isinstance(model, Detector) else model._detector
         self.device = next(self._detector.parameters()).device
@@ -104,7 +100,7 @@ class CompiledModel:
             given = self._static_inputs(example)
             self._function = self._build(given)
             if fused:
-                self._network = self._fuse(example)
+                self._fuse(example)
                 given = self._static_inputs(example)
             self._shape = given[0].shape
             for _ in range(3):  # a first call, the capture, and a replay
@@ -114,11 +110,11 @@ class CompiledModel:
     def __call__(self, inputs: Any) -> Detections:
         """The detections of ``model(inputs)``, or of ``detector.detect(inputs)``."""
         with self._lock, torch.inference_mode(False), torch.no_grad():
-            # a fused network finds values that are not finite inside the graph
-            prepare = ready if self._network is None else move
             if self._network is None:
                 check_device(self._detector, self.device, "boxcov.compile")
-            inputs = prepare(inputs, self.device)
+                inputs = ready(inputs, self.device)
+            else:  # it finds values that are not finite inside the graph
+                inputs = move(inputs, self.device)
             given = self._static_inputs(inputs)
             fits = bool(given) and given[0].shape == self._shape
             found = self._run(given, inputs) if fits else None
@@ -145,16 +141,15 @@ class CompiledModel:
         extra = self._detector.signal_inputs(inputs) if has_signals else None
         return (given,) if extra is None else (given, extra)
 
-    def _fuse(self, example: Any) -> FusedNetwork:
-        """The detector's fused network, which the function then runs."""
-        network = self._detector.fused_network(example)
-        if network is None:
+    def _fuse(self, example: Any) -> None:
+        """Let the function run the detector's fused network from now on."""
+        self._network = self._detector.fused_network(example)
+        if self._network is None:
             raise BoxcovError(
                 f"{type(self._detector).__name__} has no fused_network(): leave out fused=True"
             )
-        self._function.use_network(network)
+        self._function.use_network(self._network)
         self._checksum = WeightChecksum(self._detector, _CALLS)  # its weights are copies
-        return network
 
     def _check_weights(self) -> Tensor | None:
         """A flag on the device whether a share of the weights is unchanged; raise if they changed.
@@ -173,12 +168,11 @@ class CompiledModel:
 
     def _build(self, given: tuple[Tensor, ...]) -> FrameFunction:
         part, model = self._detector.static_part(), self.model
-        inputs = given[0] if len(given) == 1 else WithSignals(*given)
         if isinstance(model, Detector):
-            return FrameFunction(part, None, inputs, self.limits)
+            return FrameFunction(part, None, _join(given), self.limits)
         posterior = model.posterior.with_error_model(model.error_model)
         etas = model.etas if isinstance(model, MCGLM) else None
-        return FrameFunction(part, posterior, inputs, self.limits, etas, model.engine)
+        return FrameFunction(part, posterior, _join(given), self.limits, etas, model.engine)
 
     def _run(self, given: tuple[Tensor, ...], inputs: Any) -> Detections | None:
         """The detections; None if the frame is beyond the limits. inputs: as they came."""
@@ -221,10 +215,7 @@ class CompiledModel:
         The flags are the number of boxes, the number left off, whether the inputs are finite, and
         whether all results are in range.
         """
-        inputs: Any = given
-        if self._network is None:
-            inputs = given[0] if len(given) == 1 else WithSignals(*given)
-        found, static = self._function.run(inputs)
+        found, static = self._function.run(_join(given) if self._network is None else given)
         self._rows = found
         holds = is_finite = static.count >= 0
         if self._network is not None:
@@ -233,34 +224,30 @@ class CompiledModel:
             holds = (self.model.rows_in_range(found) | ~static.valid).all()
             found.covariance.diagonal(dim1=1, dim2=2).clamp_(min=0)  # -1e-16 by rounding
         flags = [static.count, static.left_off, is_finite.long(), holds.long()]
-        columns = [
-            getattr(found, name).reshape(len(found), -1) for name in self._names(is_float=True)
-        ]
+        columns = [tensor.reshape(len(found), -1) for tensor in self._tensors(True).values()]
         # one copy per frame instead of one per field
-        indices = torch.stack([getattr(found, name) for name in self._names(is_float=False)], 1)
+        indices = torch.stack(list(self._tensors(False).values()), 1)
         return torch.cat(columns, 1), indices, torch.stack(flags)
 
-    def _names(self, is_float: bool) -> list[str]:
-        """The tensors of the detections that are numbers, or that are integers."""
+    def _tensors(self, is_float: bool) -> dict[str, Tensor]:
+        """The tensors of the last rows that are numbers, or that are integers, by name."""
         tensors = {name: getattr(self._rows, name) for name in _TENSORS}
-        return [
-            name
+        return {
+            name: value
             for name, value in tensors.items()
             if value is not None and value.is_floating_point() == is_float
-        ]
+        }
 
     def _unpack(self, floats: Tensor, indices: Tensor) -> Detections:
         """The detections of a frame, from the rows of its boxes."""
-        rows, own = self._rows, dict[str, Any]()
-        assert rows is not None
-        names = self._names(is_float=True)
-        shapes = [getattr(rows, name).shape[1:] for name in names]
-        parts = floats.split([shape.numel() for shape in shapes], 1)
-        for name, shape, part in zip(names, shapes, parts):
-            own[name] = part.reshape(len(part), *shape).to(getattr(rows, name).dtype)
-        own |= dict(zip(self._names(is_float=False), indices.unbind(1)))
+        rows = self._tensors(True)
+        own: dict[str, Any] = dict(zip(self._tensors(False), indices.unbind(1)))
+        parts = floats.split([row.shape[1:].numel() for row in rows.values()], 1)
+        for (name, row), part in zip(rows.items(), parts):
+            own[name] = part.reshape(len(part), *row.shape[1:]).to(row.dtype)
+        assert self._rows is not None
         settings = {} if isinstance(self.model, Detector) else self.model.settings()
-        return replace(rows, **own, meta={**settings, **rows.meta})
+        return replace(self._rows, **own, meta={**settings, **self._rows.meta})
 
     def _fall_back(self, inputs: Any, shape: torch.Size | None) -> Detections:
         """The model's own detections, for a frame that the graph cannot hold."""
@@ -279,10 +266,6 @@ class CompiledModel:
         self.fallbacks += 1
         return self._plain(inputs)
 
-    def _plain(self, inputs: Any) -> Detections:
-        model = self.model
-        return model.detect(inputs) if isinstance(model, Detector) else model(inputs)
-
     def _verify(self, found: Detections | None, example: Any) -> None:
         """Raise if the example is beyond the limits, or differs from what the model computes."""
         expected = self._plain(example)
@@ -298,19 +281,23 @@ class CompiledModel:
         if is_comparable and expected.covariance is not None and found.covariance is not None:
             errors = relative_errors(found.covariance, expected.covariance)
             same = not len(errors) or float(errors.median()) <= _TOLERANCE
-        if not same:
-            raise BoxcovError(
-                f"{type(self._detector).__name__} gives other boxes or covariances as a static "
-                f"graph than by itself ({_boxes_in_words(found, expected)}): does select_static() "
-                "report what select() does, in the same order?"
+        if same:
+            return
+        difference = f"{len(found)} boxes, not {len(expected)}"
+        if len(found) == len(expected):
+            difference = (
+                f"boxes differ by up to {float((found.boxes - expected.boxes).abs().max()):.1g}"
             )
+        raise BoxcovError(
+            f"{type(self._detector).__name__} gives other boxes or covariances as a static graph "
+            f"than by itself ({difference}): does select_static() report what select() does, in "
+            "the same order?"
+        )
 
 
-def _boxes_in_words(found: Detections, expected: Detections) -> str:
-    if len(found) != len(expected):
-        return f"{len(found)} boxes, not {len(expected)}"
-    apart = (found.boxes - expected.boxes).abs()
-    return f"boxes differ by up to {float(apart.max()) if len(apart) else 0.0:.1g}"
+def _join(given: tuple[Tensor, ...]) -> Any:
+    """Inputs of a static part."""
+    return given[0] if len(given) == 1 else WithSignals(*given)
 
 
 def _share_alike(found: Detections, expected: Detections) -> float:

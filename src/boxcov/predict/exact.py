@@ -74,9 +74,9 @@ class ExactGLM(Predictor):
         return {**super().settings(), **own, "precision": precision, "tolerance": tolerance}
 
     def predict(self, point: LinearizationPoint) -> Detections:
-        exact = self.router.covariance(point)
-        found = point.detections(exact.logit_row, covariance=exact.boxes)
-        return self._with_part_below(found, exact.part_below) if self._reaches_below else found
+        covariance, logit_row, part_below = self.router.covariance(point)
+        found = point.detections(logit_row, covariance=covariance)
+        return self._with_part_below(found, part_below) if self._reaches_below else found
 
     def _empty(self, point: LinearizationPoint) -> Detections:
         found = super()._empty(point)

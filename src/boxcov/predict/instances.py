@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_map_only
 
-from boxcov._torch.layers import LayerCall, at_least_float32, columns, rows
+from boxcov._torch.layers import LayerCall, columns, rows
 from boxcov._torch.modules import LayerCallMode
+from boxcov._torch.process_state import at_least_float32
 from boxcov.detector import Detector, InstanceGroup
 from boxcov.errors import BoxcovError
 from boxcov.posterior.kronecker_block import layer_covariance
@@ -113,13 +114,13 @@ class InstanceEngine:
         gradients = iter(field_gradients(run.z, edges) if edges else [])
         layers = {}
         for name, calls in run.uses.items():
-            pairs = [(call, d) for (call, _), d in zip(calls, gradients) if d is not None]
-            if pairs:
-                a = [columns(at_least_float32(call.batched_x), call.geometry) for call, _ in pairs]
-                d = [
-                    rows(call.batched_out(at_least_float32(d), lead=1), call.geometry)
-                    for call, d in pairs
-                ]
+            a, d = [], []
+            for (call, _), gradient in zip(calls, gradients):
+                if gradient is not None:
+                    own = call.batched_out(at_least_float32(gradient), lead=1)
+                    a.append(columns(at_least_float32(call.batched_x), call.geometry))
+                    d.append(rows(own, call.geometry))
+            if a:
                 layers[self.block_of[name]] = torch.cat(a, 3), torch.cat(d, 4)
         return layers
 
@@ -167,8 +168,7 @@ def leaves_read(z: Tensor) -> set[int]:
 
 def method_name(point: LinearizationPoint) -> str:
     """The method of the detector that gives the instances, for messages."""
-    with_logit = "" if point.logits is None else "with_logit=True"
     kind = type(point.shadow)
     if kind.instances is Detector.instances:  # derived from the stages, so these are wrong
         return f"{kind.__name__}.stages()"
-    return f"{kind.__name__}.instances({with_logit})"
+    return f"{kind.__name__}.instances({'' if point.logits is None else 'with_logit=True'})"

@@ -79,8 +79,7 @@ class LinearizedDetector:
 
     def with_tangents(self, point: LinearizationPoint, tangents: Tangents) -> LinearizationPoint:
         """The same point from another pass that propagates ``tangents``; the trunk is replayed."""
-        plain = self.rerun(point.inputs, lambda _, call: call(), tangents)
-        with torch.no_grad(), plain as raw:
+        with torch.no_grad(), self.rerun(point.inputs, lambda _, c: c(), tangents) as raw:
             return replace(point, raw=raw, tangents=tangents)
 
     def recorded(self, inputs: Any, tangents: Tangents | None = None) -> Any:
@@ -133,7 +132,7 @@ class LinearizedDetector:
         """``on_call`` computes each use of a posterior weight, which ends the trunk."""
 
         def run(name: str, call: LayerCall) -> Tensor:
-            self.trunk.over()
+            self.trunk.is_over = True
             return on_call(name, call)
 
         return LayerCallMode(self.names, run)

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boxcov._torch.layers import LayerCall, at_least_float32
+from boxcov._torch.layers import LayerCall
 from boxcov._torch.modules import LayerCallMode
+from boxcov._torch.process_state import at_least_float32
 from boxcov.detections import Detections
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, check_seed, check_whole

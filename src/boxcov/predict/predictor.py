@@ -11,7 +11,6 @@ from typing import Any, ClassVar, NoReturn
 import torch
 from torch import Tensor
 
-from boxcov._torch.layers import at_least_float32
 from boxcov._torch.modules import (
     check_device,
     check_fingerprint,
@@ -19,7 +18,7 @@ from boxcov._torch.modules import (
     fingerprint,
     ready,
 )
-from boxcov._torch.process_state import ProcessLock
+from boxcov._torch.process_state import ProcessLock, at_least_float32
 from boxcov._torch.snapshot import ModuleSnapshot, WeightChecksum
 from boxcov.detections import Detections
 from boxcov.detector import SIGNAL_INPUTS, Detector, check_type
@@ -111,7 +110,7 @@ class Predictor(ABC):
                 point = point.with_logits() if self.with_logit else point
                 result = self.predict(point) if len(point.selection) else self._empty(point)
             finally:
-                self.linearized.trunk.forget()
+                self.linearized.trunk.memory.clear()
             result = replace(result, meta={**self.settings(), **result.meta})
             result = add_signals(result, detector_signals(point)) if with_signals else result
             if error_model is None:

@@ -10,16 +10,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from boxcov._torch.process_state import matrix_precision
+from boxcov._torch.process_state import SideStream, matrix_precision
 from boxcov.detections import Detections
 from boxcov.detector import SIGNAL_INPUTS, Detector, Selection
 from boxcov.errors import BoxcovError, join_names
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.cuda.side_stream import SideStream
 from boxcov.predict.engine_options import DEFAULT_ENGINE, EngineOptions
 from boxcov.predict.forward_mode.derivatives import directional_derivatives, sample_covariance
 from boxcov.predict.head.cells import group_in_blocks, plan_own_cells, window_tables
-from boxcov.predict.head.covariance import head_covariance
+from boxcov.predict.head.stages import head_covariance
 from boxcov.predict.head.weight_stacks import build_head_weights
 from boxcov.predict.head.weights import HeadWeights
 from boxcov.predict.instances import InstanceEngine, InstanceRun, with_leaves
@@ -78,7 +77,7 @@ class FrameFunction:
             if posterior is not None:
                 self.covariance = self._choose(posterior, etas, point, static)
             found, _ = self.run(inputs)  # refuses an error model that the graph cannot compute
-        given = [name for name in ERROR_OUTPUTS if self.error_model is not None]
+        given = ERROR_OUTPUTS if self.error_model is not None else ()
         self.names = (*OUTPUTS, *(name for name in given if getattr(found, name) is not None))
 
     def _choose(
@@ -96,7 +95,7 @@ class FrameFunction:
             head = build_head_weights(staged, posterior, names, etas, tolerance)
         if head is not None and head.parameters and moving <= head.parameters:
             self.needs_trunk = False
-            return StagedCovariance(head, len(point.boxes), point.boxes.device)
+            return _by_stages(head, len(point.boxes), point.boxes.device)
         if etas is not None:
             directions = {name: eta for name, eta in etas.items() if name in moving}
             return lambda point, _: sample_covariance(directional_derivatives(point, directions))
@@ -115,7 +114,9 @@ class FrameFunction:
             point, static = self._linearize(inputs)
             found, covariance, report = point.detections(), None, None
             if self.error_model is not None:  # both beside the covariance
-                found = _with_own_frames(found, static)
+                # padding is no neighbour of a box: each such row has a frame of its own
+                own = -1 - torch.arange(len(found), device=found.scores.device)
+                found = replace(found, frame=torch.where(static.valid, found.frame, own))
                 with self._signal_stream.beside():
                     found = add_signals(found, detector_signals(point))
                 with self._report_stream.beside():
@@ -125,7 +126,7 @@ class FrameFunction:
                     covariance = self.covariance(point, static)
             self._signal_stream.join()
             self._report_stream.join()
-            self.linearized.trunk.forget()
+            self.linearized.trunk.memory.clear()
         found = replace(found, covariance=covariance)
         if self.error_model is None:
             return found, static
@@ -166,27 +167,18 @@ class FrameFunction:
 
     def _raw(self, inputs: Any) -> tuple[Any, Any, Tensor | None]:
         """Return the network's inputs, its raw outputs, and how many inputs are left off."""
-        network, extra, excess = self.network, None, None
-        if network is not None:
+        extra, excess = None, None
+        if self.network is not None:
             if self.error_model is not None:
                 with self._signal_stream.beside():
-                    extra = network.signal_inputs(*inputs)
-            raw, excess = network(*inputs)
+                    extra = self.network.signal_inputs(*inputs)
+            raw, excess = self.network(*inputs)
         else:
             if isinstance(inputs, WithSignals):
                 inputs, extra = inputs
             forward = self.linearized.recorded if self.needs_trunk else self.linearized.shadow
             raw = forward(inputs)
         return inputs, raw if extra is None else {**raw, SIGNAL_INPUTS: extra}, excess
-
-
-def _with_own_frames(found: Detections, static: StaticSelection) -> Detections:
-    """Return the rows, of which each that is padding has a frame of its own.
-
-    So it is no neighbour of a box.
-    """
-    own = -1 - torch.arange(len(found), device=found.scores.device)
-    return replace(found, frame=torch.where(static.valid, found.frame, own))
 
 
 def _moving_parameters(point: LinearizationPoint, static: StaticSelection) -> set[str]:
@@ -204,22 +196,22 @@ def _moving_parameters(point: LinearizationPoint, static: StaticSelection) -> se
     return moving
 
 
-class StagedCovariance:
-    """The covariance by the head's stages: exact, or along their directions."""
+def _by_stages(head: HeadWeights, m: int, device: torch.device) -> Covariance:
+    """Return the covariance by the head's stages: exact, or along their directions."""
+    side = SideStream(device)
+    # an ONNX file computes the tables, which are larger than the operations
+    windows = window_tables(m, head) if device.type == "cuda" else None
 
-    def __init__(self, head: HeadWeights, m: int, device: torch.device) -> None:
-        self.head, self.side = head, SideStream(device)
-        # an ONNX file computes the tables, which are larger than the operations
-        self.windows = window_tables(m, head) if device.type == "cuda" else None
-
-    def __call__(self, point: LinearizationPoint, static: StaticSelection) -> Tensor:
-        head, staged = self.head, point.shadow.stages(point.raw, point.selection)
+    def covariance(point: LinearizationPoint, static: StaticSelection) -> Tensor:
+        staged = point.shadow.stages(point.raw, point.selection)
         assert staged is not None
-        with self.side.beside():
+        with side.beside():
             group = group_in_blocks(staged.kind, head)
-        rows, plan = plan_own_cells(staged, head, group, self.windows)
-        (found,) = head_covariance(head, plan, rows, staged, side=self.side)
+        rows, plan = plan_own_cells(staged, head, group, windows)
+        (found,) = head_covariance(head, plan, rows, staged, side=side)
         return sample_covariance(found) if head.has_directions else found
+
+    return covariance
 
 
 def _instance_covariance(

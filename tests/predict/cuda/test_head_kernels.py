@@ -15,7 +15,7 @@ from torch import Tensor
 import boxcov
 from boxcov.predict.cuda import head_kernels as kernels
 from boxcov.predict.engine_options import EngineOptions
-from boxcov.predict.head import branches, covariance, gram, weights
+from boxcov.predict.head import weight_stacks, weights
 from boxcov.predict.head.cells import fold_gradients
 from helpers.deep_head import head_on
 from oracles.dense import relative
@@ -111,8 +111,7 @@ def test_a_head_by_kernels(
     posterior = boxcov.fit(detector, frames, n_data=100, prior_precision=1.0)
     posterior = posterior.compress(loss) if loss else posterior
     expected = boxcov.GLM(detector, posterior)(frames[0][0]).covariance
-    for user in (branches, covariance, gram, weights):
-        monkeypatch.setattr(user, "has_kernels", lambda x: x.dtype == torch.float32)
+    monkeypatch.setattr(weight_stacks, "has_kernels", lambda x: x.dtype == torch.float32)
     monkeypatch.setattr(weights, "_WIDEST", 40)
     model = boxcov.ExactGLM(detector, posterior, engine=EngineOptions(cuda_graphs=False))
     engine = model.router.staged_head

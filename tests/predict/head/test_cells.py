@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 
 from boxcov.predict.head.cells import group_in_blocks
-from boxcov.predict.head.gram import window_products
+from boxcov.predict.head.covariance import window_products
 
 
 def test_rows_of_a_block_have_one_kind() -> None:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 import boxcov
 from boxcov import GLM, MCGLM, BoxcovError, EngineOptions, ExactGLM
 from boxcov.predict.forward_mode.derivatives import directional_derivatives, sample_covariance
-from boxcov.predict.head import cells, gram, stages, weight_stacks
+from boxcov.predict.head import cells, covariance, stages, weight_stacks
 from boxcov.predict.head.cells import group_by_kind, plan_own_cells, window_tables
-from boxcov.predict.head.covariance import head_covariance
 from boxcov.predict.head.separable_variances import Separable, fit_separable
+from boxcov.predict.head.stages import head_covariance
 from boxcov.predict.route.verification import State
 from helpers.centerpoint_cases import frames, pillar_config
 from helpers.chosen_cells import TASKS, chosen
@@ -105,7 +105,7 @@ def test_a_remainder_is_a_difference_only_if_it_is_exact(posterior, data, monkey
     stem = model.router.staged_head.weights.stem[0].posterior
     assert stem.remainder_share > cells._MEAN_SHARE
     difference = model(data[0][0]).covariance
-    monkeypatch.setattr(gram, "_LEAST_SHARE", 0.1)  # some cells have less
+    monkeypatch.setattr(covariance, "_LEAST_SHARE", 0.1)  # some cells have less
     computed = model(data[0][0]).covariance
     assert not torch.equal(difference, computed)
     assert relative(difference, computed) < 2e-6
@@ -234,7 +234,7 @@ def test_sizes_padded_to_fours_give_the_same_covariance(
     detector = chosen(count)
     plain = ExactGLM(detector, posterior)(data[0][0]).covariance
     sampled = MCGLM(detector, posterior, samples=5)(data[0][0]).covariance
-    for module in (gram, weight_stacks):
+    for module in (covariance, weight_stacks):
         monkeypatch.setattr(module, "padding_to_four", lambda size, like: -size % 4)
     model = ExactGLM(detector, posterior)
     assert relative(model(data[0][0]).covariance, plain) < 1e-5
@@ -265,7 +265,7 @@ def test_merged_directions_stay_within_the_tolerance(
     detector, wide = chosen(count), posterior.with_prior(1e5)
     exact = ExactGLM(detector, wide)(data[0][0]).covariance
     if fours:
-        for module in (gram, weight_stacks):
+        for module in (covariance, weight_stacks):
             monkeypatch.setattr(module, "padding_to_four", lambda size, like: -size % 4)
     model = ExactGLM(detector, wide, engine=EngineOptions(tolerance=1e-2))
     found = model(data[0][0]).covariance

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from boxcov._torch.layers import at_least_float32
 from boxcov._torch.modules import shadow
-from boxcov._torch.process_state import seeded
+from boxcov._torch.process_state import at_least_float32, seeded
 from boxcov.data.augment import Augmentation
 from boxcov.detector import SIGNAL_INPUTS, Candidates, Detector, Selection, flatten_configuration
 from boxcov.detectors.centerpoint.config import Config, Pillars

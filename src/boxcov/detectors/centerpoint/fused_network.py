@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from boxcov._torch.layers import at_least_float32
 from boxcov._torch.modules import shadow
-from boxcov._torch.process_state import allows_tf32
+from boxcov._torch.process_state import allows_tf32, at_least_float32
 from boxcov.detectors.centerpoint.network import CenterHead, StackedMaps
 from boxcov.detectors.centerpoint.pillar_encoder import FusedPillars
 from boxcov.detectors.centerpoint.point_signals import point_maps

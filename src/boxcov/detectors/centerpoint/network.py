@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from boxcov._torch.layers import at_least_float32
+from boxcov._torch.process_state import at_least_float32
 from boxcov.detectors.centerpoint.config import Config, Dense
 from boxcov.head_stages import Stage
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from boxcov._torch.layers import at_least_float32
+from boxcov._torch.process_state import at_least_float32
 from boxcov.detector import Selection
 from boxcov.detectors.centerpoint.config import Config
 from boxcov.detectors.centerpoint.decode import CellIndex, boxes_of, class_logits_at, values_at

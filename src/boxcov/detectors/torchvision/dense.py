@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from boxcov._torch.layers import at_least_float32
+from boxcov._torch.process_state import at_least_float32
 from boxcov.detector import InstanceGroup, Selection
 from boxcov.detectors.boxes import centres
 from boxcov.detectors.pyramid import (

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from boxcov._torch.layers import at_least_float32
+from boxcov._torch.process_state import at_least_float32
 from boxcov.detector import Detector, Selection, flatten_configuration
 from boxcov.detectors.labels import Labels
 from boxcov.detectors.objects import objects_of

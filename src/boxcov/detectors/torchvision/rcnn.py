@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from boxcov._torch.layers import at_least_float32
-from boxcov._torch.process_state import seeded
+from boxcov._torch.process_state import at_least_float32, seeded
 from boxcov.detector import InstanceGroup, Selection
 from boxcov.detectors.boxes import iou
 from boxcov.detectors.signals import TINY, finite, neighbour_signals, softmax_logit

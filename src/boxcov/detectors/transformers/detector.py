@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from boxcov._torch.layers import at_least_float32
+from boxcov._torch.process_state import at_least_float32
 from boxcov.detector import Detector, InstanceGroup, Selection, flatten_configuration
 from boxcov.detectors.boxes import centres, corners
 from boxcov.detectors.labels import Labels

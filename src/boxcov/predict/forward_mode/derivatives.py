@@ -1,26 +1,33 @@
-"""Derivatives along posterior samples, by vmap(jvp), the oracle, and by propagated tangents.
+"""Derivatives along posterior samples, and the covariance of the boxes that follows from them.
 
-The covariance of boxes follows from them: ``sample_covariance``.
+They are computed by vmap(jvp), the oracle, by propagated tangents, or by finite differences.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from warnings import warn
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from boxcov._torch.layers import LayerCall, at_least_float32, full_precision
+from boxcov._torch.layers import LayerCall
 from boxcov._torch.modules import LayerCallMode
-from boxcov._torch.process_state import Precision, matrix_precision
-from boxcov.errors import BoxcovError
+from boxcov._torch.process_state import (
+    Precision,
+    at_least_float32,
+    full_precision,
+    matrix_precision,
+)
+from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.predict.forward_mode.directions import Directions, normalise
 from boxcov.predict.forward_mode.jvp import NoRule, push_forward, vmap_jvp
 from boxcov.predict.forward_mode.tangents import Tangents
 from boxcov.predict.linearize import LinearizationPoint, Weights
 
 _DIRECTIONS_AT_ONCE = 100  # by vmap(jvp), whose memory they take
+_STEP_TOLERANCE = 0.05  # of finite differences
 
 
 class ForwardModeError(BoxcovError):
@@ -58,6 +65,34 @@ def directional_derivatives(point: LinearizationPoint, etas: Weights) -> Tensor:
             "differentiate: prepare the inputs before forward(), where the frames are loaded"
         ) from None
     return at_least_float32(u).movedim(0, 2) * scale
+
+
+def finite_differences(point: LinearizationPoint, etas: Weights, epsilon: float) -> Tensor:
+    """(z(theta + epsilon eta) - z(theta)) / epsilon (m, D, k), one pass per direction."""
+    columns = []
+    for number in range(len(next(iter(etas.values())))):
+        z = point.z_at(point.linearized.moved(etas, number, epsilon))
+        columns.append(at_least_float32(point.difference(z)) / epsilon)
+    return torch.stack(columns, 2)
+
+
+def check_step(point: LinearizationPoint, etas: Weights, epsilon: float, A: Tensor) -> None:
+    """Warn if finite differences ``A`` are over 5 % off forward mode, or it does not apply."""
+    try:
+        exact = directional_derivatives(point, etas)
+    except ForwardModeError as reason:
+        problem = f"the step could not be checked, as {reason}"
+    else:
+        error = float((A - exact).norm() / exact.norm().clamp(min=1e-30))
+        if error <= _STEP_TOLERANCE:  # NaN is not
+            return
+        problem = (
+            f"the finite differences have a relative error of {error:.2g}, because the step is "
+            "lost in rounding, or too long for boxes that are not linear: change epsilon by powers "
+            "of ten, or use derivative='jvp', which needs none"
+        )
+    method = f"MCGLM(derivative='fd', epsilon={epsilon:g})"
+    warn(f"{method}: {problem}", BoxcovWarning, stacklevel=3)
 
 
 class TangentPropagation:

@@ -10,9 +10,8 @@ the calls that the network makes, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -44,17 +43,8 @@ _POINTWISE = (
 )
 _SUMS = _functions(torch, "add") | _functions(Tensor, "add add_ __add__ __radd__ __iadd__")
 _IN_PLACE = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "pow", "and", "or")}
+_IN_PLACE.add("__setitem__")
 _NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
-
-
-@dataclass(frozen=True)
-class _Operands:
-    """What the tangents (k, *shape) of a layer's output are products of."""
-
-    moved: Tensor | None  # (k, *shape) tangents of the input
-    weight: Tensor
-    x: Tensor
-    stacked: Tensor | None  # directions of the weight, see ``Directions.stacked``
 
 
 class Tangents(TorchFunctionMode):
@@ -83,8 +73,9 @@ class Tangents(TorchFunctionMode):
         return None if found is None else found.simple()
 
     def put(self, tensor: Tensor, tangent: Tangent) -> None:
-        """Set the tangents of a tensor that was computed elsewhere."""
-        self._set(tensor, tangent)
+        """Set the tangents of a tensor."""
+        self._tangents[tensor] = tangent
+        self._ids.add(id(tensor))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -93,7 +84,7 @@ class Tangents(TorchFunctionMode):
         call = parse(func, args, kwargs)
         if call is not None:
             return self._product(call)
-        if not self._ids or not self._have_tangents(args, kwargs):
+        if not self._ids or not self._have_tangents((*args, *kwargs.values())):
             return func(*args, **kwargs)
         if func is F.batch_norm:
             return self._norm(args, kwargs)
@@ -103,22 +94,18 @@ class Tangents(TorchFunctionMode):
             return self._sum(func, args)
         if func is torch.cat:
             return self._cat(args, kwargs)
-        if _is_in_place(func) or kwargs.get("out") is not None:
-            raise NoRule(f"{getattr(func, '__name__', func)} writes into a tensor")
+        name = getattr(func, "__name__", "")
+        if _is_in_place(name) or kwargs.get("out") is not None:
+            raise NoRule(f"{name or func} writes into a tensor")
         return self._by_jvp(func, args, kwargs)
 
     def _has_tangents(self, value: Any) -> bool:
         return isinstance(value, Tensor) and id(value) in self._ids and value in self._tangents
 
-    def _have_tangents(self, args: Any, kwargs: Any) -> bool:
-        values: Sequence[Any] = (*args, *kwargs.values())
+    def _have_tangents(self, values: Any) -> bool:
         if any(isinstance(value, (list, tuple, dict)) for value in values):
             values = tree_leaves(values)
         return any(self._has_tangents(value) for value in values)
-
-    def _set(self, tensor: Tensor, tangent: Tangent) -> None:
-        self._tangents[tensor] = tangent
-        self._ids.add(id(tensor))
 
     def _product(self, call: LayerCall) -> Tensor:
         out = call()
@@ -141,7 +128,7 @@ class Tangents(TorchFunctionMode):
             shift = shift.to(out.dtype).reshape(len(shift), *shape)
         if x is None and eta is None:
             assert shift is not None
-            self._set(out, Tangent(shift.expand(len(shift), *out.shape)))
+            self.put(out, Tangent(shift.expand(len(shift), *out.shape)))
             return out
         with matrix_precision(directions.precision) if out.is_cuda else nullcontext():
             # a weight that is computed differs from frame to frame, so that nothing can be cached
@@ -150,7 +137,7 @@ class Tangents(TorchFunctionMode):
                 tangent = self._half_product(call, x, eta, shift)
             if tangent is None:
                 tangent = Tangent(self._exact_product(call, x, eta, shift))
-        self._set(out, tangent)
+        self.put(out, tangent)
         return out
 
     def _exact_product(
@@ -159,7 +146,7 @@ class Tangents(TorchFunctionMode):
         """The tangents of a layer's output, in the dtype of the layer."""
         stacked = None if eta is None else self.directions.stacked(call, eta)
         moved = None if x is None else x.whole()
-        t, *rest = self._terms(call, _Operands(moved, call.weight.detach(), call.x, stacked))
+        t, *rest = self._terms(call, moved, call.weight.detach(), call.x, stacked)
         for term in (*rest, *(() if shift is None else (shift,))):
             t.add_(term)
         return t
@@ -182,30 +169,39 @@ class Tangents(TorchFunctionMode):
         if x is not None:
             weight = half.operand(("weight", key), call.weight.detach, of_moved / scale)
             moved = x.half(of_moved)
-            self._set(call.x, Tangent(moved, scale=of_moved))  # for its next reader
+            self.put(call.x, Tangent(moved, scale=of_moved))  # for its next reader
         if eta is not None:
             plain = Tangent(call.x.unsqueeze(0)).half(of_plain)[0]
             stacked = self.directions.stacked(call, eta, of_plain / scale)
-        t, *rest = self._terms(call, _Operands(moved, weight, plain, stacked))
+        t, *rest = self._terms(call, moved, weight, plain, stacked)
         t = t if shift is None else t.add_(shift / scale)
         return Tangent(t, None, scale, rest[0] if rest else None)
 
-    def _terms(self, call: LayerCall, given: _Operands) -> list[Tensor]:
-        """The terms (k, *shape) of the tangents: by those of the input, and by the directions."""
-        k, kernel = self.directions.count, call.geometry.kernel
+    def _terms(
+        self,
+        call: LayerCall,
+        moved: Tensor | None,
+        weight: Tensor,
+        x: Tensor,
+        stacked: Tensor | None,
+    ) -> list[Tensor]:
+        """The terms (k, *shape) of the tangents: by those of the input, and by the directions.
+
+        moved: tangents (k, *shape) of the input x. stacked: see ``Directions.stacked``.
+        """
+        k, has_kernel = self.directions.count, bool(call.geometry.kernel)
         terms = []
-        if given.moved is not None and kernel:
-            batch = channels_last(given.moved.flatten(0, 1))
-            t = call.func(batch, given.weight, None, **call.rest)
+        if moved is not None and has_kernel:
+            t = call.func(channels_last(moved.flatten(0, 1)), weight, None, **call.rest)
             terms.append(t.unflatten(0, (k, -1)))
-        elif given.moved is not None:
-            terms.append(F.linear(given.moved, given.weight))
-        if given.stacked is not None and kernel:
-            own = call.func(channels_last(given.x), given.stacked, None, **call.rest)
+        elif moved is not None:
+            terms.append(F.linear(moved, weight))
+        if stacked is not None and has_kernel:
+            own = call.func(channels_last(x), stacked, None, **call.rest)
             own = own.unflatten(1, (call.geometry.groups, k, -1)).movedim(2, 0)
             terms.append(own.flatten(2, 3))  # (k, B, n_out, ...)
-        elif given.stacked is not None:
-            own = F.linear(given.x, given.stacked)
+        elif stacked is not None:
+            own = F.linear(x, stacked)
             terms.append(own.unflatten(-1, (k, -1)).movedim(-2, 0))
         return terms
 
@@ -225,7 +221,7 @@ class Tangents(TorchFunctionMode):
         scale = self.directions.norm_factor(
             given["running_var"], given.get("weight"), given.get("eps", 1e-5), out.dim()
         )
-        self._set(out, self._tangents[given["input"]].scaled(scale))
+        self.put(out, self._tangents[given["input"]].scaled(scale))
         return out
 
     def _pointwise(self, func: Any, args: Any, kwargs: Any) -> Tensor:
@@ -238,7 +234,7 @@ class Tangents(TorchFunctionMode):
         needs_copy = writes and func not in _RELUS  # whose slope follows from the output
         before = x.detach().clone() if needs_copy else x.detach()
         out: Tensor = func(*args, **kwargs)
-        self._set(out, tangent.scaled(_slope(func, before, rest, kwargs, out)))
+        self.put(out, tangent.scaled(_slope(func, before, rest, kwargs, out)))
         return out
 
     def _sum(self, func: Any, args: Any) -> Tensor:
@@ -252,11 +248,11 @@ class Tangents(TorchFunctionMode):
             return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
         scale = self._scale_of_sum(exact) if self._takes_half(out, *tangents) else None
-        if scale is not None:
-            first, *rest = [_broadcast(t.half(scale), dims, out) for t, dims in moving]
-            self._set(out, Tangent(first, None, scale, rest[0] if rest else None))
+        if scale is None:
+            self.put(out, Tangent(exact()))
         else:
-            self._set(out, Tangent(exact()))
+            first, *rest = [_broadcast(t.half(scale), dims, out) for t, dims in moving]
+            self.put(out, Tangent(first, None, scale, rest[0] if rest else None))
         return out
 
     def _scale_of_sum(self, exact: Callable[[], Tensor]) -> float | None:
@@ -280,7 +276,7 @@ class Tangents(TorchFunctionMode):
         scale = None
         if self._takes_half(out, *(tangent for tangent, _ in parts)):
             scale = self._scale_of_sum(lambda: _concatenate(parts, dim, out.shape, None))
-        self._set(out, Tangent(_concatenate(parts, dim, out.shape, scale), scale=scale))
+        self.put(out, Tangent(_concatenate(parts, dim, out.shape, scale), scale=scale))
         return out
 
     def _by_jvp(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -302,7 +298,7 @@ class Tangents(TorchFunctionMode):
         primals = tuple(leaves[i].detach() for i in moving)
         tangents = tuple(self._tangents[leaves[i]].whole().to(leaves[i].dtype) for i in moving)
         for leaf, t in zip(into, push_forward(again, primals, tangents)):
-            self._set(leaf, Tangent(t))
+            self.put(leaf, Tangent(t))
         return out
 
 
@@ -349,7 +345,5 @@ def _broadcast(t: Tensor, dims: int, out: Tensor) -> Tensor:
     return t.expand(len(t), *out.shape)
 
 
-def _is_in_place(func: Any) -> bool:
-    name = getattr(func, "__name__", "")
-    in_place = name in _IN_PLACE or name == "__setitem__"
-    return in_place or (name.endswith("_") and not name.endswith("__"))
+def _is_in_place(name: str) -> bool:
+    return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))

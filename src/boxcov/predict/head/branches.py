@@ -5,18 +5,21 @@ Tensors are (G rows of one kind each, B branches, n boxes, ...). See ``covarianc
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from boxcov.predict.cuda.head_kernels import convolve_back, has_kernels
+from boxcov.predict.cuda.head_kernels import convolve_back
 from boxcov.predict.cuda.head_kernels import quadratic_forms as form_kernel
 from boxcov.predict.head.cells import Cells, Group, Plan, backpropagate
-from boxcov.predict.head.gram import arrange_gradients, gram_matrices, project, quadratic_forms
+from boxcov.predict.head.covariance import (
+    arrange_gradients,
+    gram_matrices,
+    project,
+    quadratic_forms,
+)
 from boxcov.predict.head.weights import HeadWeights, StagePosterior, StageWeights
 
 # alpha, and the slope of norm and activation, which step 2 needs of a stage: (L + 1, columns) and
@@ -58,8 +61,7 @@ def differentiate_branches(
         grams = gram_matrices(posterior, alpha, rows, cells, plan)
     parts, gradients = [], []
     for group, (x, caches) in zip(plan.groups, done.groups):
-        shared = None if grams is None else partial(_shared_covariance, grams, plan, group)
-        total, d = _run_backward(group.stages, caches, x, shared)
+        total, d = _run_backward(group, caches, x, plan, grams)
         gradients.append(_gradients_at_input(head, group, d))
         parts += [] if total is None else [_by_box(group, total)]
     d = _join(gradients, 1)
@@ -89,7 +91,7 @@ def _gradients_at_input(head: HeadWeights, group: Group, d: Tensor) -> Tensor:
     They are at the input of the branches, and d at the outputs of their first layer.
     """
     first = group.stages[0]
-    if has_kernels(d) and group.slot is not None:
+    if first.uses_kernels and group.slot is not None:
         W, k = first.W[:, :, : first.W.shape[2] - first.n_extra], 2 * first.reach + 1
         return convolve_back(d, W, k, head.output_index, group.members, len(group.slot))
     # padded outputs are dropped: (G, R, n, T, n_out)
@@ -117,32 +119,28 @@ def _run_forward(cells: Cells, group: Group, A: Tensor) -> tuple[Tensor, list[St
 
 
 def _run_backward(
-    stages: tuple[StageWeights, ...],
-    caches: list[StageCache],
-    x: Tensor,
-    shared: Callable[[StagePosterior, Tensor], Tensor] | None,
+    group: Group, caches: list[StageCache], x: Tensor, plan: Plan, grams: Tensor | None
 ) -> tuple[Tensor | None, Tensor]:
     """Step 2 for a group: what the layers add (G, B, n, c, c or k), and the gradients.
 
     These are (G, B, c, n, T, n_out) at the first layer's outputs. x (G, B, n, 1, c): the raw
-    outputs. shared: what the first stage adds, given its posterior and d, where branches share Gram
-    matrices.
+    outputs. grams: of the first stage, where the branches share them.
     """
     c = x.shape[-1]
     d = torch.eye(c, dtype=x.dtype, device=x.device).view(c, 1, 1, c)
     d = d.expand(*x.shape[:2], c, *x.shape[2:])
     total: Tensor | None = None
-    for number in reversed(range(len(stages))):
-        stage, (alpha, slope) = stages[number], caches[number]
+    for number in reversed(range(len(caches))):
+        stage, (alpha, slope) = group.stages[number], caches[number]
         d = d * slope.unsqueeze(2)
         if stage.directions is not None:
             total = plus(total, _branch_derivatives(alpha, d))
         elif stage.posterior is not None:
-            if number or shared is None:
+            if number == 0 and grams is not None:
+                added = _shared_covariance(grams, plan, group, stage.posterior, d)
+            else:
                 K = _own_kernels(stage.posterior, alpha)
                 added = _branch_covariance(stage.posterior, K, d)
-            else:
-                added = shared(stage.posterior, d)
             total = plus(total, added)
         if number:
             d = backpropagate(d, stage.W, stage)
@@ -213,7 +211,7 @@ def _shared_covariance(
 ) -> Tensor:
     """What the first stage adds (G, B, n, c, c), from the Gram matrices (u, S, T T) per cell."""
     assert posterior.F is not None
-    if has_kernels(d):
+    if posterior.uses_kernels:
         delta = (d.flatten(2, 4) @ posterior.V).view(d.shape)
         return form_kernel(grams, posterior.F, delta, group.members)
     (G, n), (_, B, p, _) = group.members.shape, posterior.F.shape

@@ -115,7 +115,12 @@ def plan_shared_cells(staged: HeadStages, head: HeadWeights) -> tuple[Tensor, Pl
         read = table[pad(cells, (0, 1), value=n_rows)]
         stages.append(Cells(read, box_rows.flatten(1), windows=windows))
         index, n_rows, side = box_rows, len(cells), side - 2 * reach
-    groups = _one_group_per_kind(staged.kind, head)
+    # one group per kind, without padding: the intermediates stay in a CPU's cache
+    kinds, counts = staged.kind.unique_consecutive(return_counts=True)
+    groups = tuple(
+        Group(head.branches_of(slice(kind, kind + 1)), own.unsqueeze(0))
+        for kind, own in zip(kinds.tolist(), boxes.split(counts.tolist()))
+    )
     plan = Plan(tuple(stages), centres, centre_of, groups, map_cells, _CACHE_SIZE)
     return pad(rows, (0, 0, 0, 1)), plan
 
@@ -242,19 +247,6 @@ def _rank_in_kind(kind: Tensor) -> Tensor:
     """The number of earlier boxes of the same kind (m,)."""
     earlier = torch.ones(len(kind), len(kind), dtype=torch.bool, device=kind.device).tril(-1)
     return ((kind.unsqueeze(1) == kind) & earlier).long().sum(1)
-
-
-def _one_group_per_kind(kind: Tensor, head: HeadWeights) -> tuple[Group, ...]:
-    """One group per kind, without padding: the intermediates stay in a CPU's cache.
-
-    kind (m,): ascending.
-    """
-    kinds, counts = kind.unique_consecutive(return_counts=True)
-    boxes = torch.arange(len(kind), device=kind.device).split(counts.tolist())
-    return tuple(
-        Group(head.branches_of(slice(k, k + 1)), own.unsqueeze(0))
-        for k, own in zip(kinds.tolist(), boxes)
-    )
 
 
 def backpropagate(d: Tensor, W: Tensor, stage: StageWeights) -> Tensor:

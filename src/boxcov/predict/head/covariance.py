@@ -1,4 +1,4 @@
-"""The exact covariance of all boxes of a frame through a staged head, in a few products.
+"""What a layer of a staged head adds to the covariance of the boxes, in a few products.
 
 Let A (T, n_in) be the inputs of a layer at the T cells that a box depends on, and D_j (T, n_out)
 the gradient of the box's raw output j at the layer's outputs. In the eigenbasis of the posterior,
@@ -16,7 +16,8 @@ K_p does not depend on j. For separable variances ``v[p, q] = sum over s of F[p,
 
     K_p = sum over s of F[p, s] alpha diag(h[s]) alpha^T,
 
-which all branches and all boxes at the same cell share. The steps are:
+which all branches and all boxes at the same cell share. These products are most of the work; on a
+GPU Triton kernels take their place. The steps of a frame (``stages.py``) are:
 
 1. forward, stage by stage: A, alpha, the outputs, and the slope of norm and activation;
 2. backward, from the raw outputs: D_j, delta_j, and what each layer adds;
@@ -32,71 +33,109 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import conv2d, pad
 
-from boxcov.head_stages import HeadStages
-from boxcov.predict.cuda.head_kernels import has_kernels
+from boxcov.predict.cuda.head_kernels import gram_matrices as gram_kernel
 from boxcov.predict.cuda.head_kernels import quadratic_forms as form_kernel
-from boxcov.predict.cuda.side_stream import AT_ONCE, SideStream
-from boxcov.predict.cuda.static_graph import Many
-from boxcov.predict.head.branches import differentiate_branches, plus, run_branches
-from boxcov.predict.head.cells import Cells, Plan, backpropagate
-from boxcov.predict.head.gram import arrange_gradients, gram_matrices, project, quadratic_forms
-from boxcov.predict.head.weights import HeadWeights, StagePosterior, StageWeights
-from boxcov.predict.head.windows import convolve_windows
-from boxcov.predict.linearize import field_gradients
+from boxcov.predict.head.cells import Cells, Plan
+from boxcov.predict.head.weights import StagePosterior, StageWeights, padding_to_four
+
+# of a remainder in the squared norm of the inputs of a cell, if it may be a difference
+_LEAST_SHARE = 0.03
 
 
-def head_covariance(
-    head: HeadWeights,
-    plan: Plan,
-    rows: Tensor,
-    staged: HeadStages,
-    tangents: Tensor | None = None,
-    side: SideStream = AT_ONCE,
-) -> Many:
-    """Covariance (m, D, D) of the boxes by the head; with directions, derivatives (m, D, k).
+def project(posterior: StagePosterior, A: Tensor, rows: Tensor, cells: Cells) -> Tensor:
+    """alpha of inputs A (L + 1, n_in), which were read from rows (L' + 1, C).
 
-    rows: features (P + 1, C) of the cells that the boxes depend on, from the function that made
-        ``plan``.
-    tangents: (k, batch, C, height, width) of the feature map, if it depends on posterior weights; a
-        second result is then the derivatives (m, D, k) along them.
-    side: where ``plan.groups`` are made. What the longest chain does not wait for runs there, too:
-        the Gram matrices of the stem with the largest product, and the Jacobian.
+    Without the remainder where its products are to be a difference, and are exact enough as one.
     """
-    stem = []
-    for stage, cells in zip(head.stem, plan.stages):
-        stem.append(_run_stem_stage(stage, cells, rows))
-        rows = stem[-1].outputs
-    side.join()
-    with side.beside():
-        known = [_without_gradients(done, plan) for done in stem]
-    branches = run_branches(head, plan, rows)
-    with side.beside():
-        J = _decoding_jacobian(staged, branches.outputs)
-    total, d = differentiate_branches(head, plan, branches)
-    side.join()
-    for done, of_stage in zip(reversed(stem), reversed(known)):
-        d = d * done.cells.per_box(done.slope)  # (R, m, T, n_out)
-        if of_stage is not None:
-            total = plus(total, _stem_adds(done, of_stage, d, plan))
-        if done is not stem[0]:
-            d = backpropagate(d, done.stage.W[0, 0], done.stage)
-    assert total is not None
-    below = None if tangents is None else _derivatives_below(head.stem[0], plan, d, tangents)
-    J = J.to(total.dtype)
-    of_boxes = J @ total if head.has_directions else J @ total @ J.transpose(1, 2)
-    return (of_boxes,) if below is None else (of_boxes, J @ below)
+    if cells.windows is not None:
+        alpha = A @ posterior.U
+        norms = rows.square().sum(1)[cells.input_rows].sum(1)  # (L + 1,), squared
+        if bool((alpha.square().sum(1) <= (1 - _LEAST_SHARE) * norms).all()):
+            return alpha
+    return posterior.project(A)
 
 
-def _decoding_jacobian(staged: HeadStages, outputs: Tensor) -> Tensor:
-    """Step 3: the Jacobian (m, D, R) of the boxes in the raw outputs (m, R)."""
-    with torch.enable_grad():
-        outputs = outputs.detach().requires_grad_()
-        boxes = staged.decode(outputs, staged.row, staged.column)
-    (J,) = field_gradients(boxes, [outputs])  # (D, m, R)
-    assert J is not None
-    return J.transpose(0, 1)
+def gram_matrices(
+    posterior: StagePosterior, alpha: Tensor, inputs: Tensor, cells: Cells, plan: Plan
+) -> Tensor:
+    """``alpha diag(h[s]) alpha^T`` (u, S, T T) per centre cell; without h, K_p with p for s.
+
+    Where every box has its own cells, T counts the padding rows, too.
+
+    inputs (L' + 1, C): the rows that ``cells`` read.
+    """
+    if posterior.F is not None and posterior.uses_kernels:
+        return gram_kernel(alpha, *posterior.terms, cells.rows_per_box)
+    bands = posterior.bands or ((slice(0, alpha.shape[1]), posterior.variances[0, 0]),)
+    has_all = not posterior.has_remainder or alpha.shape[1] > posterior.U.shape[1]
+    bands = bands if has_all else bands[:-1]
+    rows = None if plan.centres is None else cells.box_rows[plan.centres]
+    u, T = (len(cells.box_rows), cells.rows_per_box) if rows is None else rows.shape
+    grams = []
+    for q, h in bands:
+        S, n = (1, q.stop - q.start) if h is None else h.shape
+        starts = plan.chunks(u, S * T * n, alpha)
+        gram = alpha.new_empty(u, T, S * T)
+        buffer = alpha.new_empty(0 if h is None else starts.step, S, T, n)
+        for i in starts:
+            if rows is None:
+                left = alpha[i * T : min(i + starts.step, u) * T, q].unflatten(0, (-1, T))
+            else:
+                own = rows[i : i + starts.step].flatten()
+                left = alpha[:, q].index_select(0, own).view(-1, T, n)
+            right = left
+            if h is not None:
+                right = torch.mul(left.unsqueeze(1), h.unsqueeze(1), out=buffer[: len(left)])
+                right = right.flatten(1, 2)
+            # the longer side last: a CPU is half as fast the other way round
+            torch.bmm(left, right.transpose(1, 2), out=gram[i : i + starts.step])
+        grams.append(gram.view(u, T, S, T).transpose(1, 2))
+    if rows is not None and cells.windows is not None and not has_all:
+        own = alpha.index_select(0, rows.flatten()).view(u, T, -1)
+        gram = torch.baddbmm(window_products(inputs, cells.windows, T), own, own.mT, alpha=-1)
+        grams.append(gram.unsqueeze(1))
+    return torch.cat(grams, 1).view(u, -1, T * T)
+
+
+def window_products(rows: Tensor, windows: Tensor, T: int) -> Tensor:
+    """Products (u, T, T) of the inputs of a stage at the T cells of u windows, without bias.
+
+    A product of two inputs is a sum over taps of products of two rows. rows (L' + 1, C), windows
+    (u, s s): as in ``Cells``.
+    """
+    (u, n), side = windows.shape, round(T**0.5)
+    s = round(n**0.5)
+    own = rows.index_select(0, windows.flatten()).view(u, n, -1)
+    pairs = (own @ own.mT).permute(1, 2, 0).contiguous().view(s, s, s, s, u)  # fast sums over u
+    total = pairs.new_zeros(side, side, side, side, u)
+    for y in range(s - side + 1):
+        for x in range(s - side + 1):
+            total += pairs[y : y + side, x : x + side, y : y + side, x : x + side]
+    return total.view(T, T, u).permute(2, 0, 1)
+
+
+def quadratic_forms(K: Tensor, delta: Tensor) -> Tensor:
+    """``sum over p of delta^T K_p delta`` (..., R, R), K (..., p, T, T), delta (..., p, T, R)."""
+    if delta.is_cuda:
+        C = delta.flatten(-3, -2).transpose(-1, -2) @ (K @ delta).flatten(-3, -2)
+    else:  # as in ``gram_matrices``, the longer side last
+        rows = delta.movedim(-1, -3)  # (..., R, p, T)
+        C = rows.flatten(-2) @ (rows.transpose(-2, -3) @ K).transpose(-2, -3).flatten(-2).mT
+    return (C + C.transpose(-1, -2)) / 2
+
+
+def arrange_gradients(delta: Tensor, T: int) -> Tensor:
+    """Gradients (..., p, t, R) in the order of memory that ``quadratic_forms`` needs.
+
+    They are zero-padded to T rows, as windows are, and on a GPU R to fours.
+    """
+    sizes = (0, padding_to_four(delta.shape[-1], delta), 0, T - delta.shape[-2])
+    if delta.is_cuda:
+        return pad(delta, sizes).contiguous()
+    delta = pad(delta, sizes) if any(sizes) else delta
+    return delta.movedim(-1, -3).contiguous().movedim(-3, -1)
 
 
 @dataclass(frozen=True)
@@ -111,7 +150,7 @@ class StemPass:
     slope: Tensor  # (L + 1, n_out) of norm and activation
 
 
-def _run_stem_stage(stage: StageWeights, cells: Cells, rows: Tensor) -> StemPass:
+def run_stem_stage(stage: StageWeights, cells: Cells, rows: Tensor) -> StemPass:
     """Step 1 for the stem."""
     A = cells.gather(rows, stage.has_bias, stage.n_extra)
     y = stage.product(A, stage.W[0, 0])
@@ -123,7 +162,7 @@ def _run_stem_stage(stage: StageWeights, cells: Cells, rows: Tensor) -> StemPass
     return StemPass(stage, cells, rows, A, h, slope)
 
 
-def _without_gradients(done: StemPass, plan: Plan) -> Tensor | None:
+def products_of_inputs(done: StemPass, plan: Plan) -> Tensor | None:
     """What step 2 needs beside gradients: Gram matrices (u, S, T T), or ``A eta``; None: nothing.
 
     A layer without posterior and directions adds nothing.
@@ -135,50 +174,37 @@ def _without_gradients(done: StemPass, plan: Plan) -> Tensor | None:
     return None if stage.directions is None else done.A @ stage.directions[0, 0].flatten(1)
 
 
-def _stem_adds(done: StemPass, known: Tensor, d: Tensor, plan: Plan) -> Tensor:
+def added_by_stem(done: StemPass, products: Tensor, d: Tensor, plan: Plan) -> Tensor:
     """Step 2: what a stage adds (m, R, R or k), for gradients d (R, m, T, n_out)."""
-    if done.stage.posterior is not None:
-        return _stem_covariance(done.stage.posterior, known, d, plan)
-    return _stem_derivatives(known, d, done.cells)
-
-
-def _stem_covariance(posterior: StagePosterior, grams: Tensor, d: Tensor, plan: Plan) -> Tensor:
-    """Step 2: what a stage of the stem adds (m, R, R), for gradients d (R, m, T, n_out).
-
-    grams (u, S, T T): the stage's Gram matrices.
-    """
-    R, m, _, n_out = d.shape
-    T = round(grams.shape[-1] ** 0.5)
+    posterior, (R, m, _, n_out) = done.stage.posterior, d.shape
+    if posterior is None:  # sum the directional derivatives over cells and outputs
+        moved: Tensor = done.cells.per_box(products).unflatten(2, (-1, n_out))  # (m, T, k, n_out)
+        return d.transpose(0, 1).flatten(2) @ moved.transpose(2, 3).flatten(1, 2)
+    T = round(products.shape[-1] ** 0.5)
     delta = (d.flatten(0, 2) @ posterior.V[0, 0]).view(d.shape)
-    if posterior.F is not None and has_kernels(delta):
+    if posterior.F is not None and posterior.uses_kernels:
         boxes = plan.centre_of.unsqueeze(0)
-        return form_kernel(grams, posterior.F, delta[None, None], boxes)[0, 0]
+        return form_kernel(products, posterior.F, delta[None, None], boxes)[0, 0]
     delta = arrange_gradients(delta.permute(1, 3, 2, 0), T)  # (m, p, T, R)
     C = delta.new_empty(m, R, R)
     starts = plan.chunks(m, n_out * T * T, delta)
     for i in starts:
         part = slice(i, i + starts.step)
-        K = grams[part] if plan.centres is None else grams.index_select(0, plan.centre_of[part])
+        own = plan.centre_of[part]
+        K = products[part] if plan.centres is None else products.index_select(0, own)
         K = K if posterior.F is None else posterior.F[0, 0] @ K
-        K = K.view(-1, n_out, T, T)
-        C[part] = quadratic_forms(K, delta[part])[..., :R, :R]
+        C[part] = quadratic_forms(K.view(-1, n_out, T, T), delta[part])[..., :R, :R]
     return C
 
 
-def _stem_derivatives(alpha: Tensor, d: Tensor, cells: Cells) -> Tensor:
-    """Step 2: what a stage of the stem adds (m, R, k), for d (R, m, T, n_out)."""
-    moved: Tensor = cells.per_box(alpha).unflatten(2, (-1, d.shape[3]))  # (m, T, k, n_out)
-    return d.transpose(0, 1).flatten(2) @ moved.transpose(2, 3).flatten(1, 2)
-
-
-def _derivatives_below(stage: StageWeights, plan: Plan, d: Tensor, tangents: Tensor) -> Tensor:
+def derivatives_below(stage: StageWeights, plan: Plan, d: Tensor, tangents: Tensor) -> Tensor:
     """Derivatives (m, R, k) along tangents (k, batch, C, height, width) of the feature map.
 
     stage: the first one; d (R, m, T, n_out): the gradients at its layer's outputs.
     """
     cells, (k, _, C) = plan.stages[0], tangents.shape[:3]
     if plan.inside is not None:
-        found = convolve_windows(stage, plan, tangents).to(d.dtype)
+        found = _convolve_windows(stage, plan, tangents).to(d.dtype)
         return d.transpose(0, 1).flatten(2) @ found.flatten(2).permute(1, 2, 0)
     tangents = tangents.to(d.dtype)
     rows = tangents.permute(0, 1, 3, 4, 2).reshape(k, -1, C)  # no copy if channels are last
@@ -191,3 +217,26 @@ def _derivatives_below(stage: StageWeights, plan: Plan, d: Tensor, tangents: Ten
         moved[i] = inputs.masked_fill_(outside.unsqueeze(2), 0).flatten(1) @ W
     moved = cells.per_box(moved).flatten(2).permute(1, 2, 0)  # (m, T n_out, k)
     return d.transpose(0, 1).flatten(2) @ moved
+
+
+def _convolve_windows(stage: StageWeights, plan: Plan, tangents: Tensor) -> Tensor:
+    """Tangents (k, m, T, n_out) of the stage's outputs, of own cells, without a bias.
+
+    tangents: (k, batch, C, height, width) of the feature map. Each cell of a window is read once,
+    not once per tap of the kernel.
+    """
+    k, _, C = tangents.shape[:3]
+    assert plan.inside is not None
+    m = len(plan.stages[0].box_rows)
+    side, taps = round((len(plan.map_cells) / m) ** 0.5), 2 * stage.reach + 1
+    rows = tangents.permute(0, 1, 3, 4, 2).reshape(k, -1, C)  # no copy if channels are last
+    W = stage.W[0, 0][: taps * taps * C].view(taps, taps, C, -1).permute(3, 2, 0, 1)
+    W = W.to(tangents.dtype).contiguous(memory_format=torch.channels_last)
+    outside, parts = ~plan.inside[:-1], []
+    starts = plan.chunks(k, len(plan.map_cells) * C, tangents)
+    for i in starts:
+        inputs = rows[i : i + starts.step].index_select(1, plan.map_cells)
+        inputs = inputs.masked_fill_(outside, 0).view(-1, side, side, C)
+        out = conv2d(inputs.permute(0, 3, 1, 2), W)  # (k m, n_out, side', side')
+        parts.append(out.permute(0, 2, 3, 1).flatten(1, 2).unflatten(0, (-1, m)))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -73,8 +73,9 @@ def fit_separable(
         terms = _fewest_terms((bottom, float(l[band.stop - 1])), l[band], grid, tolerance)
         if terms is None:
             return None
-        bands.append((band, terms.h.T.to(dtype).contiguous()))
-        nodes.append(terms.nodes)
+        h, beta = terms
+        bands.append((band, h.T.to(dtype).contiguous()))
+        nodes.append(beta)
     if n_merged:  # their middle represents them all
         nodes.append((l[:1].clamp(min=0) + l[n_merged - 1 : n_merged]) / 2)
     beta = torch.cat(nodes)
@@ -118,46 +119,44 @@ def _cut_bands(l: Tensor, grid: Tensor, tolerance: float) -> list[slice]:
             terms = _fewest_terms((bottom, top), sample, grid, tolerance)
             if terms is not None and start in best:
                 cost, bands = best[start]
-                cost += (stop - start + _TERM_COST) * (len(terms.nodes) + 0.5)
+                cost += (stop - start + _TERM_COST) * (len(terms[1]) + 0.5)
                 paths.append((cost, [*bands, slice(start, stop)]))
         if paths:
             best[stop] = min(paths, key=lambda path: path[0])
     return best[len(l)][1] if len(l) in best else [slice(0, len(l))]
 
 
-@dataclass(frozen=True)
-class _Terms:
-    """``1 / (a + l) = sum over s of h_s / (a + beta_s)`` for n eigenvalues l."""
-
-    h: Tensor  # (n, S)
-    nodes: Tensor  # (S,) beta
-    error: float  # relative, the largest
-
-
 def _fewest_terms(
     ends: tuple[float, float], l: Tensor, grid: Tensor, tolerance: float
-) -> _Terms | None:
-    """The terms for eigenvalues l between two ends, at the fewest Chebyshev nodes that suffice."""
+) -> tuple[Tensor, Tensor] | None:
+    """h (n, S) and beta (S,) for n eigenvalues l, at the fewest Chebyshev nodes that suffice.
+
+    ``1 / (a + l) = sum over s of h_s / (a + beta_s)``; l lie between two ends.
+    """
     low = float(grid[0])
     bottom, top = (log(end + low) for end in ends)
     for count in range(1, _MAX_TERMS + 1):
         k = torch.arange(count, dtype=l.dtype, device=l.device)
         chebyshev = torch.cos((2 * k + 1) * pi / (2 * count))
         nodes = ((top + bottom) / 2 + (top - bottom) / 2 * chebyshev).exp() - low
-        terms = _fit_terms(grid, l, nodes.clamp(min=0), ridge=1e-2 * tolerance)
-        if terms.error <= tolerance:
-            return terms
+        nodes = nodes.clamp(min=0)
+        h, error = _fit_terms(grid, l, nodes, ridge=1e-2 * tolerance)
+        if error <= tolerance:
+            return h, nodes
     return None
 
 
-def _fit_terms(a: Tensor, l: Tensor, nodes: Tensor, ridge: float) -> _Terms:
-    """Least squares of the relative error over a; the ridge avoids large terms that cancel."""
+def _fit_terms(a: Tensor, l: Tensor, nodes: Tensor, ridge: float) -> tuple[Tensor, float]:
+    """h by least squares of the relative error over a, and the largest error.
+
+    The ridge avoids large terms that cancel.
+    """
     system = (a + l.unsqueeze(1)).unsqueeze(2) / (a.unsqueeze(1) + nodes)  # (n, A, S)
     small = ridge * torch.eye(len(nodes), dtype=l.dtype, device=l.device)
     Q, R = torch.linalg.qr(torch.cat([system, small.expand(len(l), -1, -1)], 1))
     h = torch.linalg.solve_triangular(R, Q[:, : len(a)].sum(1).unsqueeze(2), upper=True)
     error = float(((system @ h).squeeze(2) - 1).abs().max())
-    return _Terms(h.squeeze(2), nodes, error)
+    return h.squeeze(2), error
 
 
 def _geometric(low: float, high: float, count: int, like: Tensor) -> Tensor:

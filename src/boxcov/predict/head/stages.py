@@ -1,7 +1,7 @@
 """Engine: covariances and directional derivatives of a head that is given as stages.
 
 It computes from ``Detector.stages`` and caches what does not depend on the frame. Whether its
-result is used is decided in ``predict/route/``.
+result is used is decided in ``predict/route/``. The mathematics is in ``covariance.py``.
 """
 
 from __future__ import annotations
@@ -12,22 +12,30 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from boxcov._torch.process_state import Precision, matrix_precision
+from boxcov._torch.process_state import AT_ONCE, SideStream, matrix_precision
 from boxcov.head_stages import HeadStages
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.cuda.side_stream import AT_ONCE, SideStream
 from boxcov.predict.cuda.static_graph import Graphs, Many
+from boxcov.predict.engine_options import EngineOptions
+from boxcov.predict.head.branches import differentiate_branches, plus, run_branches
 from boxcov.predict.head.cells import (
     Cells,
+    Plan,
+    backpropagate,
     group_by_kind,
     plan_own_cells,
     plan_shared_cells,
     window_tables,
 )
-from boxcov.predict.head.covariance import head_covariance
+from boxcov.predict.head.covariance import (
+    added_by_stem,
+    derivatives_below,
+    products_of_inputs,
+    run_stem_stage,
+)
 from boxcov.predict.head.weight_stacks import build_head_weights
 from boxcov.predict.head.weights import HeadWeights
-from boxcov.predict.linearize import LinearizationPoint
+from boxcov.predict.linearize import LinearizationPoint, field_gradients
 
 
 @dataclass(frozen=True)
@@ -61,17 +69,10 @@ class PaddedSize:
 class StagedHead:
     """The exact covariance of a staged head; with directions ``etas``, derivatives along them."""
 
-    def __init__(
-        self,
-        posterior: Posterior,
-        precision: Precision,
-        tolerance: float,
-        cuda_graphs: bool,
-    ) -> None:
-        self.posterior, self.precision, self.tolerance = posterior, precision, tolerance
+    def __init__(self, posterior: Posterior, options: EngineOptions) -> None:
+        self.posterior, self.options = posterior, options
         self.weights: HeadWeights | None = None  # of the stages of the last frame
         self.first_layer: frozenset[int] = frozenset()  # ids of the weights that read the features
-        self._captures = cuda_graphs
         self._graphs: Graphs | None = None
         self._layers: tuple[int, ...] = ()
         self._sizes: dict[int, PaddedSize] = {}
@@ -102,7 +103,7 @@ class StagedHead:
         own = point.tangents
         found = own.stored(staged.features) if own is not None and own.ends else None
         compute = self._on_cpu if staged.features.device.type == "cpu" else self._on_gpu
-        with matrix_precision(self.precision):
+        with matrix_precision(self.options.precision):
             head, *rest = compute(self.weights, staged, None if found is None else found.t)
         below = rest[0] if rest else None
         if below is not None and found is not None and found.scale is not None:
@@ -112,10 +113,8 @@ class StagedHead:
     def _on_cpu(self, head: HeadWeights, staged: HeadStages, tangents: Tensor | None) -> Many:
         """On a CPU boxes that see the same cells share them, and kinds follow one another."""
         order = staged.kind.argsort()
-        columns = {
-            name: getattr(staged, name)[order] for name in ("frame", "row", "column", "kind")
-        }
-        own = replace(staged, **columns)
+        frame, row, column = staged.frame[order], staged.row[order], staged.column[order]
+        own = replace(staged, frame=frame, row=row, column=column, kind=staged.kind[order])
         rows, plan = plan_shared_cells(own, head)
         back = order.argsort()
         return tuple(part[back] for part in head_covariance(head, plan, rows, own, tangents))
@@ -141,7 +140,7 @@ class StagedHead:
             return head_covariance(head, plan, rows, own, tangents, side)
 
         given = (staged.features, packed, *(() if tangents is None else (tangents,)))
-        if self._captures and self._graphs is None:
+        if self.options.cuda_graphs and self._graphs is None:
             self._graphs = Graphs()
         made = run(*given) if self._graphs is None else self._graphs(most, run, *given)
         return tuple(tensor[:m].clone() for tensor in made)  # the next replay writes over them
@@ -154,7 +153,9 @@ class StagedHead:
         layers = tuple(id(layer) for stage in stages for row in stage.layers for layer in row)
         if layers == self._layers:
             return
-        self.weights = build_head_weights(staged, self.posterior, names, etas, self.tolerance)
+        self.weights = build_head_weights(
+            staged, self.posterior, names, etas, self.options.tolerance
+        )
         self._layers, self._side = layers, SideStream(staged.features.device)
         self._graphs = None  # a captured graph holds the old weights
         self._sizes.clear()
@@ -167,3 +168,56 @@ def _round_up(count: int, step: int) -> int:
     while count > 8 * step:
         step *= 2
     return -(-count // step) * step
+
+
+def head_covariance(
+    head: HeadWeights,
+    plan: Plan,
+    rows: Tensor,
+    staged: HeadStages,
+    tangents: Tensor | None = None,
+    side: SideStream = AT_ONCE,
+) -> Many:
+    """Covariance (m, D, D) of the boxes by the head; with directions, derivatives (m, D, k).
+
+    rows: features (P + 1, C) of the cells that the boxes depend on, from the function that made
+        ``plan``.
+    tangents: (k, batch, C, height, width) of the feature map, if it depends on posterior weights; a
+        second result is then the derivatives (m, D, k) along them.
+    side: where ``plan.groups`` are made. What the longest chain does not wait for runs there, too:
+        the Gram matrices of the stem with the largest product, and the Jacobian.
+    """
+    stem = []
+    for stage, cells in zip(head.stem, plan.stages):
+        stem.append(run_stem_stage(stage, cells, rows))
+        rows = stem[-1].outputs
+    side.join()
+    with side.beside():
+        products = [products_of_inputs(done, plan) for done in stem]
+    branches = run_branches(head, plan, rows)
+    with side.beside():
+        J = _decoding_jacobian(staged, branches.outputs)
+    total, d = differentiate_branches(head, plan, branches)
+    side.join()
+    for done, of_stage in zip(reversed(stem), reversed(products)):
+        d = d * done.cells.per_box(done.slope)  # (R, m, T, n_out)
+        if of_stage is not None:
+            total = plus(total, added_by_stem(done, of_stage, d, plan))
+        if done is not stem[0]:
+            d = backpropagate(d, done.stage.W[0, 0], done.stage)
+    assert total is not None
+    J = J.to(total.dtype)
+    of_boxes = J @ total if head.has_directions else J @ total @ J.transpose(1, 2)
+    if tangents is None:
+        return (of_boxes,)
+    return of_boxes, J @ derivatives_below(head.stem[0], plan, d, tangents)
+
+
+def _decoding_jacobian(staged: HeadStages, outputs: Tensor) -> Tensor:
+    """Step 3: the Jacobian (m, D, R) of the boxes in the raw outputs (m, R)."""
+    with torch.enable_grad():
+        outputs = outputs.detach().requires_grad_()
+        boxes = staged.decode(outputs, staged.row, staged.column)
+    (J,) = field_gradients(boxes, [outputs])  # (D, m, R)
+    assert J is not None
+    return J.transpose(0, 1)

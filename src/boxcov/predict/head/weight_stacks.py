@@ -6,7 +6,7 @@ This is done once; what is stacked, and in which order, says ``weights.py``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 
 from boxcov.head_stages import HeadStages, Stage
 from boxcov.posterior.posterior import Posterior
+from boxcov.predict.cuda.head_kernels import has_kernels
 from boxcov.predict.head.separable_variances import fit_separable
 from boxcov.predict.head.weights import HeadWeights, StagePosterior, StageWeights, padding_to_four
 
@@ -98,7 +99,7 @@ def _stage_weights(
     n_out, has_bias = max(channels[0]), layers[0].bias is not None
     if is_last and stage.norms is None:
         n_out += padding_to_four(n_out, layers[0].weight)
-    matrices = [_weight_matrix(layer.weight.detach(), _bias(layer)) for layer in layers]
+    matrices = [_weight_matrix(layer.weight, layer.bias).detach() for layer in layers]
     n_extra = has_bias + padding_to_four(matrices[0].shape[1], matrices[0])
     n_in = matrices[0].shape[1] + n_extra - has_bias
     W = torch.stack([_pad_matrix(matrix, n_out, n_in) for matrix in matrices]).unflatten(0, (G, B))
@@ -119,11 +120,8 @@ def _stage_weights(
         parameters=tuple(source.posterior.restricted(blocks).parameters) if blocks else (),
         posterior=posterior,
         directions=directions,
+        uses_kernels=has_kernels(W),
     )
-
-
-def _bias(layer: nn.Conv2d) -> Tensor | None:
-    return None if layer.bias is None else layer.bias.detach()
 
 
 def _weight_matrix(weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -146,9 +144,9 @@ def _norm(stage: Stage, W: Tensor) -> tuple[Tensor, Tensor]:
         assert norm.running_mean is not None
         assert norm.running_var is not None
         scale = (norm.running_var + norm.eps).rsqrt()
-        scale = scale if norm.weight is None else scale * norm.weight.detach()
-        scales.append(scale)
-        shifts.append((0 if norm.bias is None else norm.bias.detach()) - norm.running_mean * scale)
+        scales.append(scale if norm.weight is None else scale * norm.weight.detach())
+        bias = 0 if norm.bias is None else norm.bias.detach()
+        shifts.append(bias - norm.running_mean * scales[-1])
     return torch.stack(scales).view(W.shape[:3]), torch.stack(shifts).view(W.shape[:3])
 
 
@@ -181,7 +179,7 @@ def _stage_posterior(
     variances = stack([posterior.variances(name)[0] for name in names], n_out, n_in)
     if len({id(block.Q) for block in blocks}) > 1:
         U = stack([block.Q.vectors[0][order] for block in blocks], n_in, n_in)
-        return StagePosterior(U, V, variances)
+        return StagePosterior(U, V, variances, uses_kernels=has_kernels(W))
     U = _pad_matrix(blocks[0].Q.vectors[0][order], n_in, n_in).contiguous()
     is_float32 = U.dtype == torch.float32
     found = fit_separable(posterior, names, source.tolerance, merge) if is_float32 else None
@@ -195,11 +193,14 @@ def _stage_posterior(
         remainder = slice(kept, kept + n_in), None
         energy = blocks[0].Q.values[0].double()
         share = float(energy[:first].sum() / energy.sum())
-        U = U[:, first : len(order)].contiguous()
-        made = StagePosterior(
-            *(U, V, variances, F, (*bands, remainder)), has_remainder=True, remainder_share=share
+        made = replace(
+            made,
+            U=U[:, first : len(order)].contiguous(),
+            bands=(*bands, remainder),
+            has_remainder=True,
+            remainder_share=share,
         )
-    return made.for_kernels()
+    return made.for_kernels() if has_kernels(W) else made
 
 
 def _tap_order(layer: nn.Conv2d) -> Tensor:

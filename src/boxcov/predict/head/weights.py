@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad, relu
 
 from boxcov._torch.process_state import matrix_precision
-from boxcov.predict.cuda.head_kernels import has_kernels, project
+from boxcov.predict.cuda.head_kernels import project
 
 _WIDEST = 1200  # columns of a Gram matrix on a GPU
 
@@ -39,6 +39,7 @@ class StagePosterior:
     has_remainder: bool = False  # U is (n_in, kept), and ``a - U U^T a`` is appended to ``U^T a``
     kinds: Tensor | None = None  # (G,) the rows of U (kinds, B, n_in, n_in); None: all, in order
     remainder_share: float = 0.0  # of the inputs' mean squared norm, by the merged eigenvalues
+    uses_kernels: bool = False  # Triton kernels take the tensors of a frame
 
     def project(self, A: Tensor) -> Tensor:
         """alpha: ``A U`` of inputs A (L + 1, n_in), with a remainder ``[A U, A - A U U^T]``."""
@@ -66,13 +67,12 @@ class StagePosterior:
         return torch.cat(rows), torch.tensor(columns, dtype=torch.int32, device=self.U.device)
 
     def for_kernels(self) -> StagePosterior:
-        """The same as the kernels read it, where there are any.
+        """The same as the Triton kernels read it.
 
         Wide bands are cut into pieces, which the programs of a GPU share. Tensor cores read both
         factors of A U along the sum: columns of U are side by side.
         """
-        if self.F is None or not has_kernels(self.U):
-            return self
+        assert self.F is not None
         bands: list[tuple[slice, Tensor | None]] = []
         F = []
         sizes = [1 if h is None else len(h) for _, h in self.bands]
@@ -84,20 +84,24 @@ class StagePosterior:
                 at = slice(q.start + piece.start, q.start + piece.stop)
                 bands.append((at, None if h is None else h[:, piece]))
                 F.append(own)
-        return replace(self, U=self.U.T.contiguous().T, bands=tuple(bands), F=torch.cat(F, 3))
+        return replace(
+            self,
+            U=self.U.T.contiguous().T,
+            bands=tuple(bands),
+            F=torch.cat(F, 3),
+            uses_kernels=True,
+        )
 
     def select(self, kinds: slice | Tensor) -> StagePosterior:
         """The layers of some kinds."""
-        has_own = self.U.dim() == 4
-        in_kernel = has_own and isinstance(kinds, Tensor) and has_kernels(self.U)
-        return replace(
-            self,
-            U=self.U[kinds] if has_own and not in_kernel else self.U,
-            kinds=kinds if in_kernel and isinstance(kinds, Tensor) else None,
-            V=self.V[kinds],
-            variances=self.variances[kinds],
-            F=None if self.F is None else self.F[kinds],
-        )
+        U, rows = self.U, None
+        if U.dim() == 4 and self.uses_kernels and isinstance(kinds, Tensor):
+            rows = kinds
+        elif U.dim() == 4:
+            U = U[kinds]
+        F = None if self.F is None else self.F[kinds]
+        V, variances = self.V[kinds], self.variances[kinds]
+        return replace(self, U=U, V=V, variances=variances, F=F, kinds=rows)
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,7 @@ class StageWeights:
     # at most one of the two; neither if the posterior does not contain the stage
     posterior: StagePosterior | None
     directions: Tensor | None  # (G, B, n_in, k, n_out)
+    uses_kernels: bool  # Triton kernels take the tensors of a frame
 
     def select(self, kinds: slice | Tensor) -> StageWeights:
         """The layers of some kinds."""

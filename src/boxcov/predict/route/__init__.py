@@ -30,11 +30,10 @@ engine has no rule for. One warning is given where propagated tangents contradic
 where a CUDA graph does or cannot be captured. Stages or instances that contradict their oracle are
 an error of the detector: ``BoxcovError``.
 
-Rounding differs between two engines, and an activation at its kink (ReLU at zero) may fall to
-either side, which changes a box's derivatives by some per cent. A few boxes that differ are
-therefore no contradiction, and few boxes, of a frame or of a kind, decide nothing unless the
-difference is far beyond rounding: the oracle's numbers are then returned, and the next frame is
-compared again.
+By rounding, an activation at its kink (ReLU at zero) may fall to either side, which changes a box's
+derivatives by some per cent. A few boxes that differ are therefore no contradiction, and few boxes,
+of a frame or of a kind, decide nothing unless the difference is far beyond rounding: the oracle's
+numbers are then returned, and the next frame is compared again.
 
 The route is logged when it is fixed (logger "boxcov", level INFO) and shown by ``repr(model)``.
 """

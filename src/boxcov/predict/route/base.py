@@ -154,10 +154,7 @@ class TangentRouter(Router):
         # directions of weights below the stages that boxes depend on, once these are verified
         self._etas_below: Mapping[str, Tensor] = {}
         self.stages_check, self.tangents_check = StagesCheck(), TangentsCheck()
-        self.staged_head = StagedHead(
-            posterior, options.precision, options.tolerance, options.cuda_graphs
-        )
-
+        self.staged_head = StagedHead(posterior, options)
         weights = self.linearized.weights
         in_half = options.precision == "tf32" and all(
             w.is_cuda and w.dtype == torch.float32 for w in weights.values()

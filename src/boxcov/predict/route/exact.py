@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from boxcov._torch.layers import at_least_float32
-from boxcov._torch.process_state import matrix_precision
+from boxcov._torch.process_state import at_least_float32, matrix_precision
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.backward_mode import autograd_covariance, gradients
 from boxcov.predict.engine_options import EngineOptions
@@ -33,15 +32,6 @@ class HeadPart:
     covariance: Tensor  # (m, D, D), with logits (m, D + 1, D + 1)
     layers_below: list[str]  # layers of the posterior that are not included
     derivatives_below: Tensor | None = None  # (m, D, k) along normalised directions
-
-
-@dataclass(frozen=True)
-class ExactCovariance:
-    """The covariance of the m boxes of a frame."""
-
-    boxes: Tensor  # (m, D, D)
-    logit_row: Tensor | None  # (m, D + 1), covariance of the score logit with box and logit
-    part_below: Tensor | None  # (m, D, D), the part of ``boxes`` from the layers below the head
 
 
 class ExactRouter(TangentRouter):
@@ -74,14 +64,18 @@ class ExactRouter(TangentRouter):
             return None
         return self.propagation.tangents(self._etas_below, self.staged_head.first_layer)
 
-    def covariance(self, point: LinearizationPoint) -> ExactCovariance:
-        """The covariance of a frame with at least one box."""
+    def covariance(self, point: LinearizationPoint) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The covariance (m, D, D) of a frame with at least one box, and two further results.
+
+        These are the row (m, D + 1) of the score logit in the covariance of box and logit, and the
+        part (m, D, D) from the layers below the head.
+        """
         without_logits = replace(point, logits=None)
         head = self._head(without_logits)
         part_below = self._part_below(without_logits, head) if head.layers_below else None
         boxes = head.covariance if part_below is None else head.covariance + part_below
         row = self._logit_row(point, head) if self.with_logit else None
-        return ExactCovariance(boxes, row, part_below)
+        return boxes, row, part_below
 
     def _head(self, point: LinearizationPoint) -> HeadPart:
         """By stages where they are verified for all boxes, else by instance or not at all."""
@@ -89,20 +83,13 @@ class ExactRouter(TangentRouter):
         if staged is not None and not self.stages_check.new_kinds(staged):
             return HeadPart(staged.head, self._layers_below, staged.derivatives_below)
         point = self.with_trunk(point)
-        if staged is None:
-            part = self._head_by_instance(point)
-        else:
-            part = self._verify_stages(point, staged)
-        self._settle(part, staged)
-        return part
-
-    def _settle(self, part: HeadPart, staged: StagedResult | None) -> None:
-        """Record the route of a frame whose head took the slow way, or verified the fast one."""
+        part = self._verify_stages(point, staged) if staged else self._head_by_instance(point)
         engine = "instances" if self._has_layers(part) else "autograd"
         if staged is not None and not self.stages_check.new_kinds(staged):
             engine = "stages"
         rest = "vmap(jvp) along samples" if self.etas else "autograd"
         self.settle(engine, rest if part.layers_below else "none")
+        return part
 
     @matrix_precision("float32")
     def _verify_stages(self, point: LinearizationPoint, staged: StagedResult) -> HeadPart:
@@ -142,8 +129,8 @@ class ExactRouter(TangentRouter):
             return no_head
         blocks = self.instances.block_of
         if not is_verified:  # too few boxes to decide: the oracle's numbers
-            layers = self.posterior.restricted([blocks[name] for name in direct])
-            total = autograd_covariance(point, layers)
+            layers = [name for weight, name in blocks.items() if weight not in upstream]
+            total = autograd_covariance(point, self.posterior.restricted(layers))
         return HeadPart(total, [name for weight, name in blocks.items() if weight in upstream])
 
     def _has_layers(self, part: HeadPart) -> bool:
@@ -197,7 +184,6 @@ class ExactRouter(TangentRouter):
             part = self._head_by_instance(point)
             row, layers_below = part.covariance[:, -1], part.layers_below
             if self._has_layers(head) and not self._has_layers(part):
-                self._warn_of_slow_logit(len(point.boxes))
                 row, layers_below = self._logit_by_autograd(point, head), head.layers_below
         if not layers_below:
             return row
@@ -212,6 +198,13 @@ class ExactRouter(TangentRouter):
         The gradients of the boxes come from instances(), so they need no backward pass of the
         whole network.
         """
+        if not self._warned_of_slow_logit:
+            self._warned_of_slow_logit, m = True, len(point.boxes)
+            warn_of_route(
+                f"with_logit=True takes {m} backward passes for the {m} boxes of this frame, "
+                "because instances() and stages() do not give the score logit: accept "
+                "with_logit=True in instances(), which makes it a few"
+            )
         layers = [name for name in self.posterior.blocks if name not in head.layers_below]
         runs = self.instances.runs(replace(point, logits=None))
         rows = [
@@ -219,12 +212,3 @@ class ExactRouter(TangentRouter):
             for start, of_logits in gradients(point, self.posterior.restricted(layers), _LOGIT)
         ]
         return torch.cat(rows)
-
-    def _warn_of_slow_logit(self, m: int) -> None:
-        if not self._warned_of_slow_logit:
-            self._warned_of_slow_logit = True
-            warn_of_route(
-                f"with_logit=True takes {m} backward passes for the {m} boxes of this frame, "
-                "because instances() and stages() do not give the score logit: accept "
-                "with_logit=True in instances(), which makes it a few"
-            )

@@ -8,8 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from boxcov._torch.layers import LayerCall, at_least_float32
+from boxcov._torch.layers import LayerCall
 from boxcov._torch.modules import LayerCallMode, float_leaves
+from boxcov._torch.process_state import at_least_float32
 from boxcov.errors import BoxcovError, join_names
 from boxcov.predict.instances import (
     InstanceRun,
@@ -75,7 +76,9 @@ class InstancesCheck(Verification):
             on_call = linearized.substitute(theta)
             with linearized.rerun(point.inputs, on_call) as raw:
                 decoded = point.z_of(raw)
-            behind = [_weights_behind(tensor, theta) for tensor in float_leaves(raw)]
+            # from the graph alone: a gradient per tensor takes longer
+            read = [leaves_read(tensor.sum()) for tensor in float_leaves(raw)]
+            behind = [{name for name, w in theta.items() if id(w) in ids} for ids in read]
             self._upstream[point.logits is not None] = behind
             own = with_leaves(replace(point, raw=raw))
             z, boxes = _by_instance(own, on_call, torch.zeros_like(decoded))
@@ -91,9 +94,18 @@ class InstancesCheck(Verification):
             for name, whole, by_instance in zip(theta, *gradients)
             if name not in upstream
         }
-        _check_numbers(point, z.detach(), decoded.detach())
+        tolerance = rounding_tolerance(linearized.weights.values())
+        _check_numbers(point, z.detach(), decoded.detach(), tolerance)
         # a weight that instances() does not use matters to any of the boxes
-        return _judge_gradients(point, errors, {n: boxes.get(n, len(z)) for n in errors})
+        used = {name: boxes.get(name, len(z)) for name in errors}
+        verdict = judge_weights(errors, used, tolerance)
+        if verdict is Verdict.CONTRADICTS:
+            wrong = [name for name, error in errors.items() if not error <= tolerance]
+            raise BoxcovError(
+                f"{method_name(point)} gives other gradients than {_oracle(point)} for "
+                f"{join_names(wrong)}: is its crop too small, or its border off?"
+            )
+        return verdict
 
 
 def _by_instance(
@@ -115,9 +127,8 @@ def _by_instance(
     return z, boxes
 
 
-def _check_numbers(point: LinearizationPoint, z: Tensor, decoded: Tensor) -> None:
+def _check_numbers(point: LinearizationPoint, z: Tensor, decoded: Tensor, tolerance: float) -> None:
     """Raise unless the numbers (m, D) by instance are those by ``decode()``."""
-    tolerance = rounding_tolerance(point.linearized.weights.values())
     delta = short_way(z - decoded, point.shadow).abs()
     errors = (delta / (1 + decoded.abs())).amax(1)
     if not bool((errors <= tolerance).all()):  # values have no kinks: every box must agree
@@ -126,21 +137,6 @@ def _check_numbers(point: LinearizationPoint, z: Tensor, decoded: Tensor) -> Non
             f"{method_name(point)} gives box {row} as {z[row].tolist()}, {_oracle(point)} gives "
             f"{decoded[row].tolist()}"
         )
-
-
-def _judge_gradients(
-    point: LinearizationPoint, errors: dict[str, float], boxes: dict[str, int]
-) -> Verdict:
-    """Verdict on the gradients of each weight, summed over ``boxes``."""
-    tolerance = rounding_tolerance(point.linearized.weights.values())
-    verdict = judge_weights(errors, boxes, tolerance)
-    if verdict is Verdict.CONTRADICTS:
-        wrong = [name for name, error in errors.items() if not error <= tolerance]
-        raise BoxcovError(
-            f"{method_name(point)} gives other gradients than {_oracle(point)} for "
-            f"{join_names(wrong)}: is its crop too small, or its border off?"
-        )
-    return verdict
 
 
 def _oracle(point: LinearizationPoint) -> str:
@@ -179,11 +175,6 @@ def check_items(run: InstanceRun, detector_name: str) -> None:
                         f"{detector_name}.instances(): box i must depend on item i of every layer "
                         "alone, but items are mixed or in another order than the boxes"
                     )
-
-
-def _weights_behind(tensor: Tensor, theta: dict[str, Tensor]) -> set[str]:
-    read = leaves_read(tensor.sum())  # of the graph alone: a gradient per tensor takes longer
-    return {name for name, weight in theta.items() if id(weight) in read}
 
 
 def _gradients(number: Tensor, weights: list[Tensor]) -> list[Tensor | None]:

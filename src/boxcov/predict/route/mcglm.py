@@ -12,8 +12,12 @@ from torch import Tensor
 
 from boxcov._torch.process_state import matrix_precision
 from boxcov.predict.engine_options import EngineOptions
-from boxcov.predict.finite_difference import check_step, finite_differences
-from boxcov.predict.forward_mode.derivatives import check_decode, directional_derivatives
+from boxcov.predict.forward_mode.derivatives import (
+    check_decode,
+    check_step,
+    directional_derivatives,
+    finite_differences,
+)
 from boxcov.predict.forward_mode.jvp import NoRule
 from boxcov.predict.forward_mode.tangents import Tangents
 from boxcov.predict.head.stages import StagedResult
@@ -71,8 +75,11 @@ class MCGLMRouter(TangentRouter):
 
     def derivatives(self, point: LinearizationPoint) -> tuple[Tensor, Tensor]:
         """J eta of the boxes (m, D, k) and of z."""
-        staged = self._run_stages(point)
-        fast = self._fast(point, staged) if self._is_verified(point, staged) else None
+        staged, fast = self._run_stages(point), None
+        has_new = staged is not None and self.stages_check.new_kinds(staged)
+        own = point.tangents
+        if not has_new and (own is None or self.tangents_check.covers({own.ends})):
+            fast = self._fast(point, staged)
         return self._verify(point, staged) if fast is None else fast
 
     def _run_stages(self, point: LinearizationPoint) -> StagedResult | None:
@@ -82,11 +89,6 @@ class MCGLMRouter(TangentRouter):
         if staged is None:
             self.stages_check.refuse()
         return staged
-
-    def _is_verified(self, point: LinearizationPoint, staged: StagedResult | None) -> bool:
-        if staged is not None and self.stages_check.new_kinds(staged):
-            return False
-        return point.tangents is None or self.tangents_check.covers({point.tangents.ends})
 
     def _fast(
         self, point: LinearizationPoint, staged: StagedResult | None

@@ -64,18 +64,16 @@ class Verification:
 class StagesCheck(Verification):
     """Verifies the stages of a head; its subjects are kinds of boxes."""
 
-    def new_kinds(self, staged: StagedResult) -> set[Hashable]:
+    def new_kinds(self, staged: StagedResult) -> list[int]:
         """Kinds of boxes in this frame for which the stages are not verified yet."""
-        every: set[Hashable] = {(staged.layers, kind) for kind in range(staged.n_kinds)}
-        if self.covers(every):
-            return set()
-        present: set[Hashable] = {(staged.layers, kind) for kind in staged.kind.unique().tolist()}
-        return present - self.subjects
+        if self.covers({(staged.layers, kind) for kind in range(staged.n_kinds)}):
+            return []
+        present = staged.kind.unique().tolist()
+        return [kind for kind in present if (staged.layers, kind) not in self.subjects]
 
     def rows_to_compare(self, staged: StagedResult) -> Tensor:
         """The boxes (n,) on which new kinds are verified: up to 128, spread over these kinds."""
-        new = self.new_kinds(staged)
-        kinds = [k for k in staged.kind.unique().tolist() if (staged.layers, k) in new]
+        kinds = self.new_kinds(staged)
         most = max(_ENOUGH_BOXES, _VERIFIED_BOXES // len(kinds))
         found = [(staged.kind == kind).nonzero()[:, 0] for kind in kinds]
         return torch.cat([rows[:: -(-len(rows) // most)] for rows in found]).sort().values
@@ -89,7 +87,7 @@ class StagesCheck(Verification):
         rows = torch.arange(len(staged.kind)) if rows is None else rows
         fast, kind = staged.head[rows], staged.kind[rows]
         errors = relative_errors(fast, slow)
-        agreeing: set[Hashable] = set()
+        accepted, new = [], self.new_kinds(staged)
         # a kind of few boxes must not pass because the others agree
         for one in (None, *kind.unique().tolist()):
             which = kind >= 0 if one is None else kind == one
@@ -102,9 +100,8 @@ class StagesCheck(Verification):
                     f"(tolerance {BOX_TOLERANCE:g}); is a stage missing, or its norm or activation "
                     "different?"
                 )
-            if verdict is Verdict.AGREES:
-                agreeing.add((staged.layers, one))
-        accepted = agreeing & self.new_kinds(staged)
+            if verdict is Verdict.AGREES and one in new:
+                accepted.append((staged.layers, one))
         if accepted:
             self.accept(accepted)
         return not self.new_kinds(staged)
