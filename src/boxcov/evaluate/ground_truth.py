@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from boxcov._files.input_file import MAX_FRAMES, open_tensors, shorten
 from boxcov._files.output_file import to_json, write_safetensors
+from boxcov.box_layout import SPACE
 from boxcov.data.poses import BOX_FIELDS
 from boxcov.detections import PART_BELOW, Detections
 from boxcov.errors import BoxcovError, counted
@@ -146,7 +147,7 @@ class GroundTruth:
         E = self.boxes.shape[1]
         if len(fields) == E:
             return self.boxes
-        if not set(fields) <= set(BOX_FIELDS[:E]):
+        if E < len(SPACE) or not set(fields) <= set(BOX_FIELDS[:E]):
             raise BoxcovError(
                 f"the detections have the box fields {', '.join(fields)}, "
                 f"the objects of the data have {E} fields: they do not belong together"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from boxcov._torch.modules import fresh, shadow
 from boxcov.detector import Detector, part_modules
-from boxcov.errors import BoxcovError, NotFiniteFrameError, join_names
+from boxcov.errors import BoxcovError, NotFiniteFrameError, counted, join_names
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 _WRAPPED = "model."  # the names of a model inside boxcov.wrap begin with it
@@ -137,6 +137,14 @@ class FrameLosses:
                 f"loss() returned {len(losses)} values for item {number}, which has {most} frames: "
                 "return the sum over each frame's locations or boxes, shape (B,)"
             )
+        kinds = (Tensor, list)
+        if isinstance(inputs, kinds) and isinstance(targets, kinds):
+            if len(inputs) == len(targets) > len(losses):
+                raise BoxcovError(
+                    f"loss() returned {counted(len(losses), 'value')} for item {number}, which has "
+                    f"{len(targets)} frames: return one value per frame, shape (B,); a mean over "
+                    "the batch hides the gradients of the frames"
+                )
         return losses
 
 
