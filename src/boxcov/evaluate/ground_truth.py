@@ -147,7 +147,7 @@ class GroundTruth:
         E = self.boxes.shape[1]
         if len(fields) == E:
             return self.boxes
-        if E < len(SPACE) or not set(fields) <= set(BOX_FIELDS[:E]):
+        if len(SPACE) > E or not set(fields) <= set(BOX_FIELDS[:E]):
             raise BoxcovError(
                 f"the detections have the box fields {', '.join(fields)}, "
                 f"the objects of the data have {E} fields: they do not belong together"

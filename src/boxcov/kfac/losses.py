@@ -137,14 +137,13 @@ class FrameLosses:
                 f"loss() returned {len(losses)} values for item {number}, which has {most} frames: "
                 "return the sum over each frame's locations or boxes, shape (B,)"
             )
-        kinds = (Tensor, list)
-        if isinstance(inputs, kinds) and isinstance(targets, kinds):
-            if len(inputs) == len(targets) > len(losses):
-                raise BoxcovError(
-                    f"loss() returned {counted(len(losses), 'value')} for item {number}, which has "
-                    f"{len(targets)} frames: return one value per frame, shape (B,); a mean over "
-                    "the batch hides the gradients of the frames"
-                )
+        are_batches = isinstance(inputs, (Tensor, list)) and isinstance(targets, (Tensor, list))
+        if are_batches and len(inputs) == len(targets) > len(losses):
+            raise BoxcovError(
+                f"loss() returned {counted(len(losses), 'value')} for item {number}, which has "
+                f"{len(targets)} frames: return one value per frame, shape (B,); a mean over "
+                "the batch hides the gradients of the frames"
+            )
         return losses
 
 
