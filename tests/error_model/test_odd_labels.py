@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -89,3 +90,19 @@ def test_objects_that_no_box_can_meet_are_named(
     found = Detections(boxes, torch.ones(1), one, one, fields, ("car",), covariance)
     with pytest.raises(BoxcovError, match=message):
         match_detections(found, truth)
+
+
+def test_scores_that_are_no_probabilities_are_refused(
+    small: TinyCenter, small_posterior: Posterior, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Percent, for example: the error model would take each score for 0.9999."""
+    select = TinyCenter.select
+
+    def percent(self: TinyCenter, raw: Any) -> Any:
+        found = select(self, raw)
+        return replace(found, scores=100 * found.scores)
+
+    monkeypatch.setattr(TinyCenter, "select", percent)
+    model = ExactGLM(small, small_posterior)
+    with pytest.raises(BoxcovError, match="scores are not between 0 and 1, .* probabilities"):
+        calibrate(model, list(shapes.frames(count=5, seed=11)))

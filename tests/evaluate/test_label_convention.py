@@ -204,6 +204,7 @@ def test_classes_in_another_order_are_named() -> None:
     assert wrong is not None
     assert not right.seen
     assert "another order, so that bicycle is labelled car, car is labelled bus" in wrong.seen
+    assert "bus is labelled bicycle (40 pairs). Read so" in wrong.seen
     assert wrong.todo == "number them as the detector does"
     mixed = np.where(np.arange(40) < 20, labels, (labels + 1) % 3)  # confused, but in no order
     unclear = compare_labels(found, replace(truth, labels=mixed))

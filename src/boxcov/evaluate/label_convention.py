@@ -102,12 +102,12 @@ def compare_labels(found: Detections, truth: GroundTruth) -> LabelComparison | N
         is_certain = gain.sum() > _DEVIATIONS * np.linalg.norm(gain)
         if pairs >= MIN_PAIRS and is_clear and is_certain and total > _CLEARLY_BETTER * best:
             best = total
-            measured = f"({int(other.paired.sum())} pairs)"
+            measured = f" ({int(other.paired.sum())} pairs)"
             if reading.changed:
-                measured = f"{_measure(list(reading.changed), other, labelled)} (medians of "
+                measured = f": {_measure(list(reading.changed), other, labelled)} (medians of "
                 measured += f"{int(other.paired.sum())} pairs)"
             seen = (
-                f"{reading.what}: {measured}. Read so, labels and boxes agree to "
+                f"{reading.what}{measured}. Read so, labels and boxes agree to "
                 f"{100 * total / pairs:.0f} %, now to {100 * own.sum() / pairs:.0f} %"
             )
             result = result._replace(seen=seen, todo=reading.todo)
