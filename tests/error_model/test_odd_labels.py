@@ -104,5 +104,5 @@ def test_scores_that_are_no_probabilities_are_refused(
 
     monkeypatch.setattr(TinyCenter, "select", percent)
     model = ExactGLM(small, small_posterior)
-    with pytest.raises(BoxcovError, match="scores are not between 0 and 1, .* probabilities"):
+    with pytest.raises(BoxcovError, match=r"scores are not between 0 and 1, .* probabilities"):
         calibrate(model, list(shapes.frames(count=5, seed=11)))
