@@ -79,7 +79,8 @@ def load_labelled_frames(
 def warn_of_fewer_frames(frames: Sequence[Any], count: int | None, *where: str | None) -> None:
     """Warn if ``--count`` asks for more frames than there are; where: data and split, if known."""
     if count is not None and len(frames) < count:
-        there = f"{' '.join(filter(None, where))}: there are {counted(len(frames), 'frame')}"
+        verb = "is" if len(frames) == 1 else "are"
+        there = f"{' '.join(filter(None, where))}: there {verb} {counted(len(frames), 'frame')}"
         warn(
             f"{there}, fewer than --count {count}",
             BoxcovWarning,
