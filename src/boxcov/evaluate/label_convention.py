@@ -214,8 +214,8 @@ def _other_classes(
         counts = np.bincount(other[own == number], minlength=len(classes))
         if counts.max() > _SAME_CLASS * counts.sum():
             order[number] = counts.argmax()
-    moved = np.flatnonzero(order != np.arange(len(classes)))
-    if len(moved):
+    moved = np.flatnonzero(order != np.arange(len(classes))).tolist()
+    if moved:
         names = [f"{classes[order[number]]} is labelled {classes[number]}" for number in moved]
         what = f"the classes are numbered in another order, so that {join_names(names, 3)}"
         yield _Reading(what, "number them as the detector does", {}, order[numbers])
