@@ -200,9 +200,14 @@ def test_classes_in_another_order_are_named() -> None:
     found = replace(found, labels=torch.tensor(labels), classes=("car", "bus", "bicycle"))
     same, other = replace(truth, labels=labels), replace(truth, labels=(labels + 1) % 3)
     right, wrong = compare_labels(found, same), compare_labels(found, other)
+    floats = compare_labels(found, replace(other, labels=other.labels.astype(float)))
+    beyond = compare_labels(found, replace(truth, labels=labels + 1))
+    assert floats == wrong
     assert right is not None
     assert wrong is not None
+    assert beyond is not None
     assert not right.seen
+    assert not beyond.seen
     assert "another order, so that bicycle is labelled car, car is labelled bus" in wrong.seen
     assert "bus is labelled bicycle (40 pairs). Read so" in wrong.seen
     assert wrong.todo == "number them as the detector does"
