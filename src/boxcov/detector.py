@@ -52,6 +52,30 @@ class Selection:
         return f"{type(self).__name__}({len(self)} instances, where: {where})"
 
 
+def check_selection(found: Any) -> None:
+    """Raise unless ``select()`` returned m rows, with whole numbers as frames and labels.
+
+    >>> check_selection((torch.zeros(2), torch.zeros(2)))
+    Traceback (most recent call last):
+    ...
+    boxcov.errors.BoxcovError: select() returns a tuple: return Selection(frame, scores, ...
+    """
+    problem = ""
+    if not isinstance(found, Selection):
+        problem = f"a {type(found).__name__}"
+    else:
+        shapes = {tuple(t.shape) for t in (found.frame, found.scores, found.labels)}
+        if len(shapes) > 1 or len(found.scores.shape) != 1:
+            problem = f"frames, scores and labels of the shapes {sorted(shapes)}"
+        elif found.frame.is_floating_point() or found.labels.is_floating_point():
+            problem = f"frames of {found.frame.dtype} and labels of {found.labels.dtype}"
+    if problem:
+        raise BoxcovError(
+            f"select() returns {problem}: return Selection(frame, scores, labels, where), each of "
+            "shape (m,), frames and labels as whole numbers"
+        )
+
+
 @dataclass(frozen=True, repr=False)
 class Candidates(Selection):
     """All c instances above the score threshold, before NMS, as a selection.

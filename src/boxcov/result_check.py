@@ -57,6 +57,8 @@ def check_result(
         return False
     (what, property), holds = next(rule for rule in rules.items() if not bool(rule[1].all()))
     rows = (~holds).nonzero()[:, 0].tolist()
+    if what == "label":
+        advice = f"labels must be 0 to {len(found.classes) - 1}, for {', '.join(found.classes)}"
     raise NotFiniteError(
         f"{source}: the {what} of {len(rows)} of {len(found)} boxes is not {property} "
         f"(box {rows[0]}: {found.boxes[rows[0]].tolist()}): {advice}"

@@ -374,3 +374,19 @@ def test_frame_numbers_of_no_box_are_integers_too(frame: Any) -> None:
             return Selection(none, none, none.long(), ())
 
     assert "selection.frame is torch.float32" in check(NoBox(), frame)["select"].seen
+
+
+class FirstFrame(Base):
+    """Reads the boxes of the first frame, whatever the batch."""
+
+    def select(self, raw: Any) -> Selection:
+        found = super().select(raw)
+        first = found.frame == 0
+        own = {n: getattr(found, n)[first] for n in ("frame", "scores", "labels")}
+        return replace(found, **own, where=tuple(t[first] for t in found.where))
+
+
+def test_a_selection_of_the_first_frame_alone_is_reported(frame: Any) -> None:
+    found = check(FirstFrame(), frame)["boxes: in a batch"]
+    assert found.passed is False
+    assert "in a batch of two, as its last frame" in found.seen

@@ -274,13 +274,13 @@ def test_calibrate_warns_of_the_frames_of_the_fit(posterior: Path, tmp_path) -> 
 
 def test_predict_names_the_method_of_the_error_model(made, tmp_path) -> None:
     out = tmp_path / "d.safetensors"
-    error = refuse(f"predict --posterior {made[0]} --method mcglm --out {out} --count 1")
+    error = refuse(f"predict --posterior {made[0]} --method mcglm --out {out} --count 1 --sweeps 2")
     assert f"{made[0]}: this error model is for covariances of exact, not mcglm, 10" in error
     assert "give --method exact, or fit one with" in error
     assert "`boxcov calibrate --method mcglm --samples 10`" in error
     assert not out.exists()
     # the same covariance as exact
-    succeed(f"predict --posterior {made[0]} --method glm --out {out} --count 1")
+    succeed(f"predict --posterior {made[0]} --method glm --out {out} --count 1 --sweeps 2")
 
 
 def test_small_is_the_posterior_in_the_package(made, tmp_path, monkeypatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +128,19 @@ def test_names_of_signals_without_signals_are_ignored() -> None:
     found = Detections(torch.ones(1, 4), one, zero, zero, fields, ("car",), C, meta=meta)
     truth = GroundTruth(np.zeros((0, 4)), np.zeros(0, int), np.zeros(0, int), 1)
     assert match_detections(found, truth).signals is None
+
+
+def test_scores_that_are_no_probabilities_are_refused(
+    small: TinyCenter, small_posterior: Posterior, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Percent, for example: the error model would take each score for 0.9999."""
+    select = TinyCenter.select
+
+    def percent(self: TinyCenter, raw: Any) -> Any:
+        found = select(self, raw)
+        return replace(found, scores=100 * found.scores)
+
+    monkeypatch.setattr(TinyCenter, "select", percent)
+    model = ExactGLM(small, small_posterior)
+    with pytest.raises(BoxcovError, match=r"scores are not between 0 and 1, .* probabilities"):
+        calibrate(model, list(shapes.frames(count=5, seed=11)))

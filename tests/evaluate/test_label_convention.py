@@ -192,3 +192,36 @@ def test_the_warning_names_what_and_the_way_out() -> None:
     swap(truth.boxes)
     with pytest.warns(BoxcovWarning, match=r"another convention .* swapped: w is .*: give l along"):
         warn_of_convention(found, truth)
+
+
+def test_classes_in_another_order_are_named() -> None:
+    found, truth = pairs()
+    labels = np.arange(40) % 3
+    found = replace(found, labels=torch.tensor(labels), classes=("car", "bus", "bicycle"))
+    same, other = replace(truth, labels=labels), replace(truth, labels=(labels + 1) % 3)
+    right, wrong = compare_labels(found, same), compare_labels(found, other)
+    floats = compare_labels(found, replace(other, labels=other.labels.astype(float)))
+    beyond = compare_labels(found, replace(truth, labels=labels + 1))
+    assert floats == wrong
+    assert right is not None
+    assert wrong is not None
+    assert beyond is not None
+    assert not right.seen
+    assert not beyond.seen
+    assert "another order, so that bicycle is labelled car, car is labelled bus" in wrong.seen
+    assert "bus is labelled bicycle (40 pairs). Read so" in wrong.seen
+    assert wrong.todo == "number them as the detector does"
+    mixed = np.where(np.arange(40) < 20, labels, (labels + 1) % 3)  # confused, but in no order
+    unclear = compare_labels(found, replace(truth, labels=mixed))
+    assert unclear is not None
+    assert not unclear.seen
+
+
+def test_labels_from_another_origin_are_named() -> None:
+    """Of the ego car instead of the LiDAR, 1.8 m above it."""
+    found, truth = pairs()
+    truth.boxes[:, 0] += 0.9
+    truth.boxes[:, 2] += 1.8
+    compared = compare_labels(found, truth)
+    assert compared is not None
+    assert re.search(r"x, y, z have another origin: x is 0\.9\d? m off", compared.seen)

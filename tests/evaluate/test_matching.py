@@ -9,6 +9,7 @@ from boxcov.box_layout import IMAGE
 from boxcov.data.poses import BOX_FIELDS
 from boxcov.errors import BoxcovError
 from boxcov.evaluate import match
+from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.evaluate.matching import iou_2d, iou_3d, iou_bev, pair_classes
 
 CLASSES = ("car", "bus", "pedestrian")
@@ -253,3 +254,11 @@ def test_an_iou_of_one_half_is_enough() -> None:
     box, half = (np.array([[0.0, 0, 2, 2]]), np.ones(1), zero, zero), np.array([[0.0, 0, 2, 1]])
     assert pair_classes(IMAGE, box, (half, zero, zero), 0.0).tolist() == [0]
     assert pair_classes(IMAGE, box, (half, zero, one), 0.0).tolist() == [-1]  # in another frame
+
+
+def test_objects_of_the_plane_are_not_read_as_objects_of_space() -> None:
+    """Of x y w l yaw, the columns of x y z w l would be taken for a detector of x y w l."""
+    truth = GroundTruth(np.ones((1, 5)), np.zeros(1, int), np.zeros(1, int), 1)
+    with pytest.raises(BoxcovError, match="the objects of the data have 5 fields"):
+        truth.columns(("x", "y", "w", "l"))
+    assert truth.columns(("x", "y", "w", "l", "yaw")).shape == (1, 5)

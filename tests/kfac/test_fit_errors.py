@@ -159,3 +159,16 @@ def test_a_loss_of_more_values_than_frames_is_refused(detector: NetDetector, in_
         "return the sum over each frame",
     ):
         fit(wrong, frames)
+
+
+class OneMean(NetDetector):
+    """A mean over the batch that looks like the loss of one frame."""
+
+    def loss(self, raw: dict[str, Tensor], targets: Tensor) -> Tensor:
+        return super().loss(raw, targets).mean()[None]
+
+
+def test_a_mean_loss_with_a_dimension_is_refused(detector: NetDetector) -> None:
+    wrong = OneMean(detector.net)
+    with pytest.raises(BoxcovError, match="returned 1 value for item 0, which has 3 frames"):
+        fit(wrong, [random_item(3)])

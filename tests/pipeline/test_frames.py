@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from boxcov import BoxcovError
+from boxcov import BoxcovError, BoxcovWarning
 from boxcov.data import nuscenes
 from boxcov.pipeline.frames import (
     default_calibration_split,
@@ -15,6 +15,7 @@ from boxcov.pipeline.frames import (
     shares_frames,
     source_of_detections,
     split_image_size,
+    warn_of_other_inputs,
 )
 from boxcov.pipeline.options import DataOptions, PredictedData
 from helpers.data_roots import VERSION, edited, kitti_root, nuscenes_root
@@ -93,3 +94,21 @@ def test_parts_of_a_split_with_common_frames(split: str, count: int, shares: boo
     source = DataOptions("coco:my photos", split, seed=1)
     assert shares_frames("coco:my photos val2017[:40] seed 0", 40, source, count) is shares
     assert not shares_frames("coco:others val2017[:40] seed 0", 40, source, count)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("coco:new@640", "frames of coco:ROOT@640, but .* of coco:ROOT@416, .* give --data coco"),
+        ("simulated:rain", "frames of --sweeps 1, but .* of --sweeps 10, .*: give --sweeps 10"),
+    ],
+)
+def test_frames_of_another_size_than_the_fit_are_warned_about(data: str, message: str) -> None:
+    source = DataOptions(data, sweeps=1)
+    same = "coco:old@416" if data.startswith("coco") else "simulated:clear"
+    with pytest.warns(BoxcovWarning, match=message):
+        warn_of_other_inputs({"data": same, "sweeps": "10"}, source)
+    # the same frames, other kinds of frames, and a posterior that was made in Python
+    warn_of_other_inputs({"data": same, "sweeps": "10"}, DataOptions(same, sweeps=10))
+    warn_of_other_inputs({"data": "kitti:old", "sweeps": "10"}, source)
+    warn_of_other_inputs({}, source)

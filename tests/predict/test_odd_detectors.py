@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from boxcov import GLM, MCGLM, Detector, ExactGLM, Selection, fit
+from boxcov import GLM, MCGLM, BoxcovError, Detector, ExactGLM, Selection, fit
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
 from helpers.nets import NetDetector
@@ -305,3 +305,31 @@ def test_boxes_independent_of_the_posterior_have_variance_0(
     assert torch.equal(found.boxes, center.detect(inputs).boxes)
     assert found.covariance.shape == (3, 5, 5)
     assert not bool(found.covariance.any())
+
+
+class OddLabels(NetDetector):
+    """Returns another kind of selection, or labels that begin at 1."""
+
+    change: Callable[[Selection], Any]
+
+    def select(self, raw: Any) -> Any:
+        return self.change(super().select(raw))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: (s.frame, s.scores, s.labels, s.where), "select.. returns a tuple: return Sel"),
+        (lambda s: replace(s, labels=s.labels.float()), "labels of torch.float32: return Selec"),
+        (lambda s: replace(s, labels=s.labels[:, None]), r"shapes \[.*, 1\)\]: return Selection"),
+        (lambda s: replace(s, labels=s.labels + 1), "labels must be 0 to 0, for thing"),
+    ],
+    ids=["tuple", "floats", "shape", "from 1"],
+)
+def test_a_wrong_selection_is_named(change: Callable[[Selection], Any], message: str) -> None:
+    detector = OddLabels(nn.Conv2d(2, 2, 1))
+    items = [(torch.randn(1, 2, 2, 2), torch.randn(1, 2, 4))]
+    model = ExactGLM(detector, fit(detector, items))
+    detector.change = change
+    with pytest.raises(BoxcovError, match=message):
+        ExactGLM(detector, model.posterior)(items[0][0])

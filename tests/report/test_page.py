@@ -209,22 +209,26 @@ def test_verdict_comes_first_with_three_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "words"),
+    ("paired", "share", "words"),
     [
-        (0.9, "as promised"),
-        (0.7, "too narrow"),
-        (0.97, "wider than promised"),
-        (float("nan"), "there are no errors to judge"),
+        (500, 0.9, "as promised"),
+        (500, 0.7, "too narrow"),
+        (500, 0.97, "wider than promised"),
+        (0, float("nan"), "there are no errors to judge"),
+        (1, 0.86, "1 box with an object cannot tell whether they hold"),
+        (20, 0.9, "20 boxes with an object cannot tell"),
+        (100, 0.86, "100 boxes with an object cannot tell"),
+        (20, 0.5, "too narrow"),
     ],
 )
-def test_verdict_judges_the_regions(share: float, words: str) -> None:
-    numbers = Headline(10, 0.2, 0.2, 0.9, 0.8, 0.01, {0.5: share, 0.9: share, 0.95: share})
+def test_verdict_judges_the_regions(paired: int, share: float, words: str) -> None:
+    numbers = Headline(900, paired, 0.2, 0.2, 0.9, 0.8, 0.01, {0.5: share, 0.9: share, 0.95: share})
     assert words in sentences(numbers)[1]
 
 
 @pytest.mark.parametrize(("bad", "words"), [(0.0, "No box is bad"), (1.0, "All boxes are bad")])
 def test_verdict_without_a_ranking(bad: float, words: str) -> None:
-    numbers = Headline(10, bad, 0.2, float("nan"), float("nan"), 0.01, {0.9: 0.9})
+    numbers = Headline(100, 50, bad, 0.2, float("nan"), float("nan"), 0.01, {0.9: 0.9})
     assert sentences(numbers)[0] == f"{words}: there is no ranking to judge."
 
 

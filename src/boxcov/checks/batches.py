@@ -22,13 +22,20 @@ _SIGNAL_SLACK = 0.01  # relative to 1 + the value: batched convolutions round di
 def boxes(subject: Subject) -> Finding:
     """A frame's boxes are the same in a batch as alone, with the right frame index."""
     found, chosen = subject.needed_boxes(), subject.needed_selection()
-    raw, selection, own = _batch_of_two(subject, subject.inputs)  # NMS would suppress a copy
-    there = subject.shadow().decode(raw, selection)[own]
-    near = int((nearest(found, there)[0] < 1e-3).sum())
-    if near < 0.9 * len(chosen) or abs(len(there) - len(chosen)) > 0.1 * len(chosen):
-        seen = f"{near} of a frame's {len(chosen)} boxes are found in a batch of two, which has "
-        todo = "do frames mix in forward() or in NMS, or is selection.frame wrong?"
-        return bad(f"{seen}{counted(len(there), 'box')} of that frame", todo)
+    for place in ("first", "last"):  # NMS would suppress a copy of the frame
+        raw, selection, own = _batch_of_two(subject, subject.inputs, place == "last")
+        there = subject.shadow().decode(raw, selection)[own]
+        near = int((nearest(found, there)[0] < 1e-3).sum()) if len(there) else 0
+        if near < 0.9 * len(chosen) or abs(len(there) - len(chosen)) > 0.1 * len(chosen):
+            seen = (
+                f"{near} of a frame's {len(chosen)} boxes are found in a batch of two, as its "
+                f"{place} frame; the batch has {counted(len(there), 'box')} of that frame"
+            )
+            todo = (
+                "do frames mix in forward() or in NMS, does select() read the first frame alone, "
+                "or is selection.frame wrong?"
+            )
+            return bad(seen, todo)
     return good(f"{near} of {len(chosen)} boxes are the same in a batch of two")
 
 
@@ -74,18 +81,25 @@ def _signals_problem(found: Any, m: int) -> str:
     return ""
 
 
-def _batch_of_two(subject: Subject, mate: Any) -> tuple[Any, Selection, Tensor]:
-    """Return raw outputs and selection of a batch of two, and which boxes are the first's."""
-    # mate: the second frame's inputs if the user gave no other frame
+def _batch_of_two(
+    subject: Subject, mate: Any, is_last: bool = False
+) -> tuple[Any, Selection, Tensor]:
+    """Return raw outputs and selection of a batch of two, and which boxes are the checked frame's.
+
+    mate: the other frame's inputs if the user gave none. is_last: the checked frame comes second.
+    """
     frames = most_frames(subject.inputs, subject.targets)
     if frames is None:
         raise NotChecked("the number of frames cannot be read off these inputs")
-    mate = mate if subject.other is None else subject.other[0]
+    others = frames
+    if subject.other is not None:
+        mate, others = subject.other[0], most_frames(*subject.other) or frames
+    both = [mate, subject.inputs] if is_last else [subject.inputs, mate]
     with torch.no_grad():
         detector = subject.shadow()
-        raw = forward_batch(detector, merge([subject.inputs, mate]))
+        raw = forward_batch(detector, merge(both))
         selection = detector.select(raw)
-    return raw, selection, selection.frame < frames
+    return raw, selection, selection.frame >= others if is_last else selection.frame < frames
 
 
 def merge(items: list[Any]) -> Any:

@@ -99,6 +99,12 @@ def predict_frames(
     found, truth = _join(items)
     if not len(truth.labels):
         raise BoxcovError(f"none of the {truth.frames} frames has a labelled object")
+    wrong = (found.scores < 0) | (found.scores > 1)
+    if wrong.any():
+        raise BoxcovError(
+            f"{int(wrong.sum())} of {len(found)} scores are not between 0 and 1, such as "
+            f"{float(found.scores[wrong][0]):.4g}: return probabilities from select()"
+        )
     return found, truth
 
 

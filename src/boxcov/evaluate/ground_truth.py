@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from boxcov._files.input_file import MAX_FRAMES, open_tensors, shorten
 from boxcov._files.output_file import to_json, write_safetensors
+from boxcov.box_layout import SPACE
 from boxcov.data.poses import BOX_FIELDS
 from boxcov.detections import PART_BELOW, Detections
 from boxcov.errors import BoxcovError, counted
@@ -150,7 +151,7 @@ class GroundTruth:
             return self.boxes
         if not len(self.boxes):
             return np.zeros((0, len(fields)))
-        if not set(fields) <= set(BOX_FIELDS[:E]):
+        if len(SPACE) > E or not set(fields) <= set(BOX_FIELDS[:E]):
             raise BoxcovError(
                 f"the detections have the box fields {', '.join(fields)}, "
                 f"the objects of the data have {E} fields: they do not belong together"

@@ -6,7 +6,7 @@ of the labels is paired with the confident boxes, and the agreements are compare
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from math import pi
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from boxcov.box_layout import IMAGE, PLANE, columns, has_layout
 from boxcov.detections import Detections
-from boxcov.errors import BoxcovWarning
+from boxcov.errors import BoxcovWarning, join_names
 from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.evaluate.matching import match
 from boxcov.evaluate.records import Records
@@ -32,6 +32,8 @@ _MOST = 500  # boxes that are compared
 _GAIN, _RATIO, _DEVIATIONS = 0.1, 1.3, 3.5
 _CLEARLY_BETTER = 1.1  # than a simpler reading
 _OTHER_SIZES = 1.5  # factor; cars of other countries differ by less
+_OTHER_ORIGIN = 0.5  # metres between the medians of boxes and labels
+_SAME_CLASS = 0.8  # share of a class's objects that lie on boxes of one other class
 _UNITS = {"millimetres": 0.001, "centimetres": 0.01, "feet": 0.3048}
 
 
@@ -51,6 +53,7 @@ class _Reading(NamedTuple):
     what: str
     todo: str
     changed: Mapping[str, Array]
+    labels: Array | None = None  # if the classes change
 
 
 def compare_labels(found: Detections, truth: GroundTruth) -> LabelComparison | None:
@@ -64,22 +67,19 @@ def compare_labels(found: Detections, truth: GroundTruth) -> LabelComparison | N
         return None
     found = found[found.scores > CONFIDENT][:_MOST]
     arrays = found.numpy()
-    given: dict[str, Any] = {name: arrays[name] for name in ("boxes", "scores", "labels", "frame")}
-    near = truth.frame <= arrays["frame"].max(initial=-1)
-    labelled = truth.columns(fields)[near]
+    boxes, scores, labels, frame = (arrays[n] for n in ("boxes", "scores", "labels", "frame"))
+    near = truth.frame <= frame.max(initial=-1)
+    labelled, numbers = truth.columns(fields)[near], truth.labels[near]
 
-    def pair(changed: Mapping[str, Array]) -> Records:
+    def pair(changed: Mapping[str, Array], own: Array = labels, other: Array = numbers) -> Records:
         objects = labelled.copy()
         for name, column in changed.items():
             objects[:, fields.index(name)] = column
         return match(
-            **given,
-            truth_boxes=objects,
-            truth_labels=truth.labels[near],
-            truth_frame=truth.frame[near],
+            *(boxes, scores, own, frame, objects, other, truth.frame[near]),
             fields=fields,
             classes=found.classes,
-            uncertainty=arrays["scores"],
+            uncertainty=scores,
             threshold=CONFIDENT,
         )
 
@@ -91,17 +91,22 @@ def compare_labels(found: Detections, truth: GroundTruth) -> LabelComparison | N
         count,
         float(own.sum()) / max(count, 1),
     )
-    for reading in _readings(dict(zip(fields, labelled.T)), records):
-        other = pair(reading.changed)
+    readings = list(_readings(dict(zip(fields, labelled.T)), records))
+    readings += _other_classes(found.classes, numbers, labels, pair({}, 0 * labels, 0 * numbers))
+    for reading in readings:
+        other = pair(reading.changed, other=numbers if reading.labels is None else reading.labels)
         agreement, pairs = _agreement(other), max(count, int(other.paired.sum()))
         gain, total = agreement - own, float(agreement.sum())
         is_clear = gain.sum() > max(_GAIN * pairs, (_RATIO - 1) * own.sum())
         is_certain = gain.sum() > _DEVIATIONS * np.linalg.norm(gain)
         if pairs >= MIN_PAIRS and is_clear and is_certain and total > _CLEARLY_BETTER * best:
             best = total
+            measured = f" ({int(other.paired.sum())} pairs)"
+            if reading.changed:
+                measured = f": {_measure(list(reading.changed), other, labelled)} (medians of "
+                measured += f"{int(other.paired.sum())} pairs)"
             seen = (
-                f"{reading.what}: {_measure(list(reading.changed), other, labelled)} (medians of "
-                f"{int(other.paired.sum())} pairs). Read so, labels and boxes agree to "
+                f"{reading.what}{measured}. Read so, labels and boxes agree to "
                 f"{100 * total / pairs:.0f} %, now to {100 * own.sum() / pairs:.0f} %"
             )
             result = result._replace(seen=seen, todo=reading.todo)
@@ -180,10 +185,42 @@ def _readings(c: Mapping[str, Array], records: Records) -> Iterator[_Reading]:
     names = [name for name in "wlh" if name in c]
     with np.errstate(all="ignore"):
         ratios = (records.boxes / records.truth)[records.paired][:, columns(records.fields, names)]
+    if len(ratios):
+        places = [name for name in "xyz" if name in c]
+        at = columns(records.fields, places)
+        apart = np.median((records.boxes - records.truth)[records.paired][:, at], axis=0)
+        if np.abs(apart).max() > _OTHER_ORIGIN:
+            moved = {name: c[name] + by for name, by in zip(places, apart)}
+            what = f"{', '.join(places)} have another origin"
+            yield _Reading(what, "give places in the frame of reference of the boxes", moved)
     factor = float(np.median(ratios)) if len(ratios) else 1.0
     if 0 < factor < np.inf and abs(np.log(factor)) > np.log(_OTHER_SIZES):
         sizes = {name: factor * c[name] for name in names}
         yield _Reading("sizes differ by a constant factor", "give whole sides in metres", sizes)
+
+
+def _other_classes(
+    classes: Sequence[str], numbers: Array, labels: Array, records: Records
+) -> Iterator[_Reading]:
+    """Yield the reading that gives each class of objects the number of the boxes at its place.
+
+    numbers, labels: classes of objects and boxes; records: of these boxes, whatever their class.
+    """
+    assert records.pair is not None  # match() states it
+    order = np.arange(len(classes))
+    if not np.isin(numbers, order).all():  # refused by match_detections()
+        return
+    numbers = numbers.astype(int)
+    own, other = numbers[records.pair[records.paired]], labels[records.paired]
+    for number in np.unique(own):
+        counts = np.bincount(other[own == number], minlength=len(classes))
+        if counts.max() > _SAME_CLASS * counts.sum():
+            order[number] = counts.argmax()
+    moved = np.flatnonzero(order != np.arange(len(classes))).tolist()
+    if moved:
+        names = [f"{classes[order[number]]} is labelled {classes[number]}" for number in moved]
+        what = f"the classes are numbered in another order, so that {join_names(names, 3)}"
+        yield _Reading(what, "number them as the detector does", {}, order[numbers])
 
 
 def _image_readings(c: Mapping[str, Array], records: Records) -> Iterator[_Reading]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from boxcov._torch.modules import fresh, shadow
 from boxcov.detector import Detector, part_modules
-from boxcov.errors import BoxcovError, NotFiniteFrameError, join_names
+from boxcov.errors import BoxcovError, NotFiniteFrameError, counted, join_names
 
 LAYERS = (nn.Linear, nn.modules.conv._ConvNd)  # whose weights a posterior can hold
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
@@ -120,6 +120,13 @@ class FrameLosses:
             raise BoxcovError(
                 f"loss() returned {len(losses)} values for item {number}, which has {most} frames: "
                 "return the sum over each frame's locations or boxes, shape (B,)"
+            )
+        are_batches = isinstance(inputs, (Tensor, list)) and isinstance(targets, (Tensor, list))
+        if are_batches and len(inputs) == len(targets) > len(losses):
+            raise BoxcovError(
+                f"loss() returned {counted(len(losses), 'value')} for item {number}, which has "
+                f"{len(targets)} frames: return one value per frame, shape (B,); a mean over "
+                "the batch hides the gradients of the frames"
             )
         return losses
 

@@ -35,6 +35,7 @@ from boxcov.pipeline.frames import (
     load_labelled_frames,
     other_split,
     shares_frames,
+    warn_of_other_inputs,
 )
 from boxcov.pipeline.options import CalibrateCommand, DataOptions
 from boxcov.pipeline.paths import holds_output
@@ -63,6 +64,7 @@ def run(options: CalibrateCommand, steps: Steps | None = None) -> dict[str, Any]
     posterior = model.posterior
     assert posterior is not None  # CalibrateCommand checks it
     _warn_of_fit_frames(posterior, source, len(frames))
+    warn_of_other_inputs(posterior.meta, source)
     started: Callable[[str, str], Progress | None] = steps or (lambda what, unit: None)
     about = {"estimator": estimator(model.settings()), "fingerprint": posterior.fingerprint}
 

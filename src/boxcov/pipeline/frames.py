@@ -79,7 +79,8 @@ def load_labelled_frames(
 def warn_of_fewer_frames(frames: Sequence[Any], count: int | None, where: str) -> None:
     """Warn if ``--count`` asks for more frames than there are."""
     if count is not None and len(frames) < count:
-        there = f"{where}: there are {counted(len(frames), 'frame')}"
+        verb = "is" if len(frames) == 1 else "are"
+        there = f"{where}: there {verb} {counted(len(frames), 'frame')}"
         warn(f"{there}, fewer than --count {count}", BoxcovWarning, stacklevel=3)
 
 
@@ -249,6 +250,33 @@ def shares_frames(name: str, count: int, source: DataOptions, length: int) -> bo
     ours, theirs = (range(MAX_FRAMES)[part] for part in (own_range, other_range))
     ours, theirs = ours[:length], theirs[:count]
     return own == other and max(ours.start, theirs.start) < min(ours.stop, theirs.stop)
+
+
+def warn_of_other_inputs(fitted: Mapping[str, Any], source: DataOptions) -> None:
+    """Warn if ``source`` has another image size or number of sweeps than a posterior's frames.
+
+    fitted: the meta data of the posterior, empty if it was made in Python.
+    """
+    (kind, _, where), (other, _, root) = (
+        str(data).partition(":") for data in (source.data, fitted.get("data", ""))
+    )
+    if kind != other:
+        return
+    if kind == "coco":
+        own, known = (f"coco:ROOT@{split_image_size(folder)[1]}" for folder in (where, root))
+        option = f"--data {known}"
+    elif kind in ("simulated", "nuscenes"):
+        own, known = f"--sweeps {source.sweeps}", f"--sweeps {fitted.get('sweeps')}"
+        option = known
+    else:
+        return
+    if own != known:
+        warn(
+            f"{source.data}: these are frames of {own}, but the posterior was fitted on frames of "
+            f"{known}, with other errors: give {option}, or fit a posterior on frames like these",
+            BoxcovWarning,
+            stacklevel=3,
+        )
 
 
 def other_split(source: DataOptions, first: str, second: str) -> str:

@@ -36,6 +36,7 @@ from boxcov.pipeline.frames import (
     shares_frames,
     silent,
     warn_of_fewer_frames,
+    warn_of_other_inputs,
 )
 from boxcov.pipeline.options import DataOptions, EstimatorOptions, PredictCommand, RankCommand
 from boxcov.pipeline.options.option import SHIPPED_POSTERIOR
@@ -78,6 +79,9 @@ def run(
         seed = options.source.seed
         model = build_predictor(detector, estimator, seed, with_logit=options.with_logit)
         frames_meta = {**frames_meta, "frames": len(frames)}
+        if model.posterior is not None and "source" in frames_meta:
+            source = DataOptions(**frames_meta["source"])
+            warn_of_other_inputs(model.posterior.meta, source)
         _warn_of_calibration_frames(model, frames_meta)
         is_calibrated, fields = model.error_model is not None, tuple(detector.box_fields)
         check_format(options.format, frames, fields, is_calibrated, options.message)

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map_only
 from boxcov._torch.layers import LayerCall
 from boxcov._torch.modules import LayerCallMode, check_buffers, fresh, has_writes, shadow, versions
 from boxcov.detections import Detections
-from boxcov.detector import Detector, Selection
+from boxcov.detector import Detector, Selection, check_selection
 from boxcov.errors import BoxcovError
 from boxcov.predict.forward_mode.tangents import Tangents
 from boxcov.predict.trunk_cache import TrunkCache
@@ -70,6 +70,7 @@ class LinearizedDetector:
         with torch.no_grad():
             before = versions(raw)
             selection = self.shadow.select(raw)
+            check_selection(selection)
             self._check_unchanged(before, "select()")
             boxes = self.shadow.decode(raw, selection)
             self._check_unchanged(before, "decode()")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import degrees
+from math import degrees, sqrt
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from boxcov.box_layout import IMAGE
+from boxcov.errors import counted
 from boxcov.evaluate.covariance_metrics import (
     LEVELS,
     calibration_error,
@@ -25,6 +26,7 @@ from boxcov.report.study import Method, Study
 Array = NDArray[Any]
 LEVEL = 0.9  # of the regions that are shown
 _TOLERANCE = 0.03  # a coverage this near to its level keeps the promise
+_FEW = 30  # boxes with an object
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Headline:
     """How good the numbers of a method are: its risk, or its u if it is uncalibrated."""
 
     boxes: int
+    paired: int  # boxes with an object: those whose errors are known
     bad: float  # share of bad boxes
     risk: float  # mean risk: the share that is predicted; NaN if uncalibrated
     auroc: float  # of risk or u, for bad boxes
@@ -49,6 +52,7 @@ def headline(records: Records) -> Headline:
     risk, bad = records.risk, records.bad
     return Headline(
         boxes=len(records),
+        paired=int(records.paired.sum()),
         bad=float(bad.mean()) if len(bad) else float("nan"),
         risk=float("nan") if risk is None or not len(bad) else float(risk.mean()),
         auroc=auroc(bad, records.uncertainty if risk is None else risk),
@@ -96,10 +100,14 @@ def _coverage(numbers: Headline) -> str:
         return "These boxes are uncalibrated: boxcov calibrate adds a risk, and regions that hold."
     if np.isnan(inside):
         return "No box lies on an object of its class: there are no errors to judge the regions by."
-    judgement = "as promised"
-    if abs(inside - LEVEL) > _TOLERANCE:
+    off, chance = abs(inside - LEVEL), 2 * sqrt(LEVEL * (1 - LEVEL) / numbers.paired)
+    if off > max(_TOLERANCE, chance):
         side = inside < LEVEL
         judgement = "they are too narrow for these frames" if side else "wider than promised"
+    elif off > _TOLERANCE or numbers.paired < _FEW:
+        judgement = f"{counted(numbers.paired, 'box')} with an object cannot tell whether they hold"
+    else:
+        judgement = "as promised"
     return f"The 90 % regions hold {100 * inside:.0f} % of the errors: {judgement}."
 
 
