@@ -163,13 +163,6 @@ NUMBERS = [
         CARRY,
     ),
     Mutant(
-        "a remainder is a difference only if it is exact",
-        "predict/head/covariance.py",
-        "bool((alpha.square().sum(1) <= (1 - _LEAST_SHARE) * norms).all())",
-        "True",
-        "predict/head/test_stages.py::test_a_remainder_is_a_difference_only_if_it_is_exact",
-    ),
-    Mutant(
         "boxes return in their own order",
         "predict/head/stages.py",
         "back = order.argsort()",

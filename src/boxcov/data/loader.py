@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import random
 import signal
 import tempfile
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -79,17 +78,17 @@ class _Files(Dataset[str]):
         try:
             torch.save((tree_map_only(Tensor, _compact, self.frames[index]), None, ""), path)
         except Exception as error:
-            torch.save((None, _portable(error), traceback.format_exc()), path)
+            for each in (error, RuntimeError(f"{type(error).__name__}: {error}")):
+                with suppress(Exception):  # some exceptions cannot go to another process
+                    torch.save((None, each, traceback.format_exc()), path)
+                    _read(path)
+                    break
         return path
 
 
-def _portable(error: Exception) -> Exception:
-    """Return the exception, or a RuntimeError with its text if it cannot go to another process."""
-    try:
-        copy: Exception = pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return copy
+def _read(path: str) -> Any:
+    # Items are of any type. The file is our worker's, in a folder that only this user can access.
+    return torch.load(path, weights_only=False)
 
 
 def _compact(tensor: Tensor) -> Tensor:
@@ -131,8 +130,7 @@ def _next_path(paths: Iterator[str], index: int) -> str:
 
 
 def _read_item(path: str) -> Any:
-    # Items are of any type. The file is our worker's, in a folder that only this user can access.
-    item, error, trace = torch.load(path, weights_only=False)
+    item, error, trace = _read(path)
     os.unlink(path)
     if error is not None:
         raise error from RuntimeError(f"in a worker process:\n{trace}")

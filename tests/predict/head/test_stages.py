@@ -99,18 +99,6 @@ def test_forms_of_the_posterior(data, form: str) -> None:
         assert float((variances(found) / v - 1).abs().max()) < 1.1e-5
 
 
-def test_a_remainder_is_a_difference_only_if_it_is_exact(posterior, data, monkeypatch) -> None:
-    model = ExactGLM(chosen(60), posterior.with_prior(1e5).compress(0.3))
-    model(data[0][0])
-    stem = model.router.staged_head.weights.stem[0].posterior
-    assert stem.remainder_share > cells._MEAN_SHARE
-    difference = model(data[0][0]).covariance
-    monkeypatch.setattr(covariance, "_LEAST_SHARE", 0.1)  # some cells have less
-    computed = model(data[0][0]).covariance
-    assert not torch.equal(difference, computed)
-    assert relative(difference, computed) < 2e-6
-
-
 @pytest.mark.parametrize(
     "depth", [["head.shared"], ["head.tasks"], ["head.tasks.1.reg", "head.shared"], "neck"]
 )

@@ -17,7 +17,6 @@ from boxcov.predict.head.cells import Cells, Group, Plan, backpropagate
 from boxcov.predict.head.covariance import (
     arrange_gradients,
     gram_matrices,
-    project,
     quadratic_forms,
 )
 from boxcov.predict.head.weights import HeadWeights, StagePosterior, StageWeights
@@ -32,7 +31,7 @@ class BranchPass:
     """Step 1 of the branches, and what step 2 needs of it."""
 
     outputs: Tensor  # (m, R) raw outputs
-    inputs: tuple[Tensor, Tensor]  # rows and A of the first stage, see ``Cells.gather``
+    A: Tensor  # inputs of the first stage, see ``Cells.gather``
     groups: list[tuple[Tensor, list[StageCache]]]  # raw outputs (G, B, n, 1, c), and each stage's
 
 
@@ -42,7 +41,7 @@ def run_branches(head: HeadWeights, plan: Plan, rows: Tensor) -> BranchPass:
     A = plan.stages[-1].gather(rows, first.has_bias, first.n_extra)
     groups = [_run_forward(plan.stages[-1], group, A) for group in plan.groups]
     outputs = [_by_box(group, x.squeeze(3)) for group, (x, _) in zip(plan.groups, groups)]
-    return BranchPass(_join(outputs).flatten(1)[:, head.output_index], (rows, A), groups)
+    return BranchPass(_join(outputs).flatten(1)[:, head.output_index], A, groups)
 
 
 def differentiate_branches(
@@ -53,12 +52,10 @@ def differentiate_branches(
     They add a covariance (m, R, R), or derivatives (m, R, k), or None if the posterior does not
     contain them.
     """
-    posterior, index, (rows, A) = head.branches[0].posterior, head.output_index, done.inputs
+    posterior, index = head.branches[0].posterior, head.output_index
     grams = None
     if posterior is not None and posterior.F is not None:
-        cells = plan.stages[-1]
-        alpha = project(posterior, A, rows, cells)
-        grams = gram_matrices(posterior, alpha, rows, cells, plan)
+        grams = gram_matrices(posterior, posterior.project(done.A), plan.stages[-1], plan)
     parts, gradients = [], []
     for group, (x, caches) in zip(plan.groups, done.groups):
         total, d = _run_backward(group, caches, x, plan, grams)

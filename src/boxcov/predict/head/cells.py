@@ -20,8 +20,6 @@ from boxcov.posterior.kronecker_block import MEMORY
 from boxcov.predict.head.weights import HeadWeights, StageWeights
 
 _CACHE_SIZE = 2**20  # bytes of intermediates on a CPU: they should fit its second-level cache
-# of a remainder in the squared norm of the inputs, by the posterior, if it may be a difference
-_MEAN_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -32,9 +30,6 @@ class Cells:
     box_rows: Tensor  # (m, T) rows that each box depends on; L is outside the map
     rows_per_box: int = 0  # of a box's own cells: T and padding; 0 where boxes share cells
     inside: Tensor | None = None  # (L + 1, 1) of own cells: 1 inside the map, 0 outside
-    # (u, s s) rows of the stage's input in the window that each different centre cell reads; only
-    # where the remainder's products follow from those of the inputs
-    windows: Tensor | None = None
 
     def gather(self, rows: Tensor, has_bias: bool, n_extra: int) -> Tensor:
         """Inputs A (L + 1, n_in) of the stage, from the rows (L' + 1, C) of the previous one.
@@ -105,7 +100,6 @@ def plan_shared_cells(staged: HeadStages, head: HeadWeights) -> tuple[Tensor, Pl
     stages = []
     for stage in (*head.stem, head.branches[0]):
         reach, k = stage.reach, 2 * stage.reach + 1
-        windows = index[centres].flatten(1) if _subtracts(stage, side) else None
         around = index.unfold(1, k, 1).unfold(2, k, 1).flatten(3)  # (m, s, s, k k)
         index = index[:, reach : side - reach, reach : side - reach]
         cells, box_rows = unique_below(index, n_rows)
@@ -113,7 +107,7 @@ def plan_shared_cells(staged: HeadStages, head: HeadWeights) -> tuple[Tensor, Pl
         table[index.flatten()] = around.flatten(0, 2)  # boxes that share a cell write the same
         table[n_rows] = n_rows
         read = table[pad(cells, (0, 1), value=n_rows)]
-        stages.append(Cells(read, box_rows.flatten(1), windows=windows))
+        stages.append(Cells(read, box_rows.flatten(1)))
         index, n_rows, side = box_rows, len(cells), side - 2 * reach
     # one group per kind, without padding: the intermediates stay in a CPU's cache
     kinds, counts = staged.kind.unique_consecutive(return_counts=True)
@@ -123,19 +117,6 @@ def plan_shared_cells(staged: HeadStages, head: HeadWeights) -> tuple[Tensor, Pl
     )
     plan = Plan(tuple(stages), centres, centre_of, groups, map_cells, _CACHE_SIZE)
     return pad(rows, (0, 0, 0, 1)), plan
-
-
-def _subtracts(stage: StageWeights, side: int) -> bool:
-    """Whether the remainder's products are those of the inputs, less those of the projections.
-
-    It takes fewer operations if the window of ``side`` cells has fewer pairs than the inputs of the
-    cells have elements. Where the remainder is expected to be small, the difference is inexact.
-    """
-    inner, k = side - 2 * stage.reach, 2 * stage.reach + 1
-    posterior = stage.posterior
-    if posterior is None or not posterior.has_remainder or stage.has_bias:
-        return False
-    return posterior.remainder_share >= _MEAN_SHARE and side**2 < k * inner**2
 
 
 def window_tables(m: int, head: HeadWeights, fill: int = 1) -> tuple[Cells, ...]:

@@ -40,37 +40,15 @@ from boxcov.predict.cuda.head_kernels import quadratic_forms as form_kernel
 from boxcov.predict.head.cells import Cells, Plan
 from boxcov.predict.head.weights import StagePosterior, StageWeights, padding_to_four
 
-# of a remainder in the squared norm of the inputs of a cell, if it may be a difference
-_LEAST_SHARE = 0.03
 
-
-def project(posterior: StagePosterior, A: Tensor, rows: Tensor, cells: Cells) -> Tensor:
-    """alpha of inputs A (L + 1, n_in), which were read from rows (L' + 1, C).
-
-    Without the remainder where its products are to be a difference, and are exact enough as one.
-    """
-    if cells.windows is not None:
-        alpha = A @ posterior.U
-        norms = rows.square().sum(1)[cells.input_rows].sum(1)  # (L + 1,), squared
-        if bool((alpha.square().sum(1) <= (1 - _LEAST_SHARE) * norms).all()):
-            return alpha
-    return posterior.project(A)
-
-
-def gram_matrices(
-    posterior: StagePosterior, alpha: Tensor, inputs: Tensor, cells: Cells, plan: Plan
-) -> Tensor:
+def gram_matrices(posterior: StagePosterior, alpha: Tensor, cells: Cells, plan: Plan) -> Tensor:
     """``alpha diag(h[s]) alpha^T`` (u, S, T T) per centre cell; without h, K_p with p for s.
 
     Where every box has its own cells, T counts the padding rows, too.
-
-    inputs (L' + 1, C): the rows that ``cells`` read.
     """
     if posterior.F is not None and posterior.uses_kernels:
         return gram_kernel(alpha, *posterior.terms, cells.rows_per_box)
     bands = posterior.bands or ((slice(0, alpha.shape[1]), posterior.variances[0, 0]),)
-    has_all = not posterior.has_remainder or alpha.shape[1] > posterior.U.shape[1]
-    bands = bands if has_all else bands[:-1]
     rows = None if plan.centres is None else cells.box_rows[plan.centres]
     u, T = (len(cells.box_rows), cells.rows_per_box) if rows is None else rows.shape
     grams = []
@@ -92,28 +70,7 @@ def gram_matrices(
             # the longer side last: a CPU is half as fast the other way round
             torch.bmm(left, right.transpose(1, 2), out=gram[i : i + starts.step])
         grams.append(gram.view(u, T, S, T).transpose(1, 2))
-    if rows is not None and cells.windows is not None and not has_all:
-        own = alpha.index_select(0, rows.flatten()).view(u, T, -1)
-        gram = torch.baddbmm(window_products(inputs, cells.windows, T), own, own.mT, alpha=-1)
-        grams.append(gram.unsqueeze(1))
     return torch.cat(grams, 1).view(u, -1, T * T)
-
-
-def window_products(rows: Tensor, windows: Tensor, T: int) -> Tensor:
-    """Products (u, T, T) of the inputs of a stage at the T cells of u windows, without bias.
-
-    A product of two inputs is a sum over taps of products of two rows. rows (L' + 1, C), windows
-    (u, s s): as in ``Cells``.
-    """
-    (u, n), side = windows.shape, round(T**0.5)
-    s = round(n**0.5)
-    own = rows.index_select(0, windows.flatten()).view(u, n, -1)
-    pairs = (own @ own.mT).permute(1, 2, 0).contiguous().view(s, s, s, s, u)  # fast sums over u
-    total = pairs.new_zeros(side, side, side, side, u)
-    for y in range(s - side + 1):
-        for x in range(s - side + 1):
-            total += pairs[y : y + side, x : x + side, y : y + side, x : x + side]
-    return total.view(T, T, u).permute(2, 0, 1)
 
 
 def quadratic_forms(K: Tensor, delta: Tensor) -> Tensor:
@@ -144,7 +101,6 @@ class StemPass:
 
     stage: StageWeights
     cells: Cells
-    rows: Tensor  # (L' + 1, C) that the cells read
     A: Tensor  # (L + 1, n_in) inputs
     outputs: Tensor  # (L + 1, n_out)
     slope: Tensor  # (L + 1, n_out) of norm and activation
@@ -159,7 +115,7 @@ def run_stem_stage(stage: StageWeights, cells: Cells, rows: Tensor) -> StemPass:
         h, slope = h * cells.inside, slope * cells.inside
     else:
         h[-1], slope[-1] = 0, 0
-    return StemPass(stage, cells, rows, A, h, slope)
+    return StemPass(stage, cells, A, h, slope)
 
 
 def products_of_inputs(done: StemPass, plan: Plan) -> Tensor | None:
@@ -169,8 +125,7 @@ def products_of_inputs(done: StemPass, plan: Plan) -> Tensor | None:
     """
     stage = done.stage
     if stage.posterior is not None:
-        alpha = project(stage.posterior, done.A, done.rows, done.cells)
-        return gram_matrices(stage.posterior, alpha, done.rows, done.cells, plan)
+        return gram_matrices(stage.posterior, stage.posterior.project(done.A), done.cells, plan)
     return None if stage.directions is None else done.A @ stage.directions[0, 0].flatten(1)
 
 

@@ -191,14 +191,11 @@ def _stage_posterior(
         first, kept = found.n_merged, len(order) - found.n_merged
         bands = [(slice(q.start - first, q.stop - first), h) for q, h in found.bands]
         remainder = slice(kept, kept + n_in), None
-        energy = blocks[0].Q.values[0].double()
-        share = float(energy[:first].sum() / energy.sum())
         made = replace(
             made,
             U=U[:, first : len(order)].contiguous(),
             bands=(*bands, remainder),
             has_remainder=True,
-            remainder_share=share,
         )
     return made.for_kernels() if has_kernels(W) else made
 

@@ -38,7 +38,6 @@ class StagePosterior:
     bands: Bands = ()  # q, and h (S of the band, number of q); None stands for ones
     has_remainder: bool = False  # U is (n_in, kept), and ``a - U U^T a`` is appended to ``U^T a``
     kinds: Tensor | None = None  # (G,) the rows of U (kinds, B, n_in, n_in); None: all, in order
-    remainder_share: float = 0.0  # of the inputs' mean squared norm, by the merged eigenvalues
     uses_kernels: bool = False  # Triton kernels take the tensors of a frame
 
     def project(self, A: Tensor) -> Tensor:
