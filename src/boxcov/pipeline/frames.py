@@ -262,17 +262,13 @@ def warn_of_other_inputs(fitted: Mapping[str, Any], source: DataOptions) -> None
     (kind, _, where), (other, _, root) = (
         str(data).partition(":") for data in (source.data, fitted.get("data", ""))
     )
-    if kind != other:
-        return
-    if kind == "coco":
+    own = known = ""
+    if kind == other == "coco":
         own, known = (f"coco:ROOT@{split_image_size(folder)[1]}" for folder in (where, root))
-        option = f"--data {known}"
-    elif kind in ("simulated", "nuscenes"):
-        own, known = f"--sweeps {source.sweeps}", f"--sweeps {fitted.get('sweeps')}"
-        option = known
-    else:
-        return
+    elif kind == other and kind in ("simulated", "nuscenes") and "sweeps" in fitted:
+        own, known = f"--sweeps {source.sweeps}", f"--sweeps {fitted['sweeps']}"
     if own != known:
+        option = f"--data {known}" if kind == "coco" else known
         warn(
             f"{source.data}: these are frames of {own}, but the posterior was fitted on frames of "
             f"{known}, with other errors: give {option}, or fit a posterior on frames like these",
