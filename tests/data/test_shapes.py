@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from boxcov import BoxcovError
+from boxcov._torch.process_state import item_seed
 from boxcov.data import batched, loaded, shapes
 
 
@@ -26,6 +27,8 @@ def test_a_seed_of_numpy_is_that_of_python() -> None:
 
 
 def test_seeds_of_any_size_are_taken() -> None:
+    assert item_seed(2, 5) == 2_000_011
+    assert item_seed(10**17, 3) < 2**64
     one, other = (loaded(shapes.frames(seed=10**17 + i), 0, seed=10**17)[0] for i in (0, 1))
     assert not torch.equal(one[0], other[0])
 

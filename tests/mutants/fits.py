@@ -65,7 +65,7 @@ FITS = [
     Mutant(
         "drawn targets have a seed of each item",
         "kfac/losses.py",
-        "1_000_003 * sample_seed + number",
+        "item_seed(sample_seed, number)",
         "torch.seed()",
         f"{CHECKPOINT}test_an_interrupted_fit_resumes_to_the_same_bytes[mc]",
     ),
@@ -189,7 +189,7 @@ FITS = [
     Mutant(
         "every item has a seed",
         "data/loader.py",
-        "with _item_seed(1_000_003 * self.seed + index):",
+        "with _seeded(item_seed(self.seed, index)):",
         "if True:",
         f"{LOADING}test_items_do_not_depend_on_workers[2]",
     ),

@@ -33,6 +33,11 @@ class ProcessLock:
         self._lock.release()
 
 
+def item_seed(seed: int, number: int) -> int:
+    """Return the seed of item ``number`` of a run, within the 64 bits that torch takes."""
+    return (1_000_003 * seed + number) % 2**64
+
+
 _SEED_LOCK = ProcessLock()
 
 

@@ -23,6 +23,6 @@ def monitor(options: MonitorCommand) -> None:
         sys.exit(130)
     say(
         f"boxcov: {counted(totals['frames'], 'frame')}, {counted(totals['alarms'], 'alarm')}, "
-        f"{totals['changes']} changes, {totals['unreadable']} unreadable",
+        f"{counted(totals['changes'], 'change')}, {totals['unreadable']} unreadable",
         file=sys.stderr,
     )

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from boxcov._torch.process_state import item_seed
 from boxcov.data.poses import into_axes, wrap_angle
 from boxcov.data.sequence import FrameSequence
 from boxcov.errors import check_seed
@@ -73,8 +74,7 @@ class ResizedObjects(FrameSequence):
         self.frames, self.seed, self.logarithms = frames, check_seed(seed), logarithms
 
     def load(self, index: int) -> tuple[list[Tensor], list[Any]]:
-        seed = (1_000_003 * self.seed + index) % 2**64  # torch takes no more
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(item_seed(self.seed, index))
         clouds, targets = self.frames[index]
         pairs = [self._resize(*pair, generator) for pair in zip(clouds, targets)]
         return [cloud for cloud, _ in pairs], [target for _, target in pairs]

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset
 
+from boxcov._torch.process_state import item_seed
 from boxcov.data.sequence import FrameSequence
 from boxcov.errors import BoxcovError, check_seed, check_whole
 
@@ -57,7 +58,7 @@ class LoadedFrames(FrameSequence):
         return load_items(self, range(len(self)))
 
     def load(self, index: int) -> Any:
-        with _item_seed(1_000_003 * self.seed + index):
+        with _seeded(item_seed(self.seed, index)):
             return self.frames[index]
 
 
@@ -156,11 +157,11 @@ def _sigchld_unchanged() -> Iterator[None]:
 
 
 @contextmanager
-def _item_seed(seed: int) -> Iterator[None]:
+def _seeded(seed: int) -> Iterator[None]:
     """Seed all random numbers, and restore the generators' states afterwards."""
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed % 2**64)  # it takes no more
+        torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002
         try:

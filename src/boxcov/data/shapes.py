@@ -7,6 +7,7 @@ from math import pi
 import torch
 from torch import Tensor
 
+from boxcov._torch.process_state import item_seed
 from boxcov.data.poses import into_axes
 from boxcov.data.sequence import FrameSequence
 from boxcov.errors import check_seed, check_whole
@@ -27,8 +28,7 @@ class Shapes(FrameSequence):
         self.seed, self.noise, self.objects = check_seed(seed), noise, objects
 
     def load(self, index: int) -> Frame:
-        seed = (1_000_003 * self.seed + index) % 2**64  # torch takes no more
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(item_seed(self.seed, index))
         boxes, labels = _scene(self.objects, generator)
         image = render(boxes) + self.noise * torch.randn(PIXELS, PIXELS, generator=generator)
         return image[None, None], [{"boxes": boxes, "labels": labels}]

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map_only
 from boxcov._files.input_file import open_tensors
 from boxcov._files.output_file import to_json, write_safetensors
 from boxcov._torch.modules import move
+from boxcov._torch.process_state import item_seed
 from boxcov.data.augment import Augmentation
 from boxcov.data.sequence import merge
 from boxcov.detector import Detector
@@ -139,7 +140,7 @@ def _batch(
     items = [frames[_order(recipe.seed, epoch, len(frames))[i]] for epoch, i in places]
     inputs, targets = move(merge([tuple(item) for item in items]), device)
     if recipe.augmentation is not None:
-        generator = torch.Generator().manual_seed(1_000_003 * (recipe.seed + 1) + step)
+        generator = torch.Generator().manual_seed(item_seed(recipe.seed + 1, step))
         inputs, targets = recipe.augmentation(inputs, targets, generator)
     return inputs, targets
 

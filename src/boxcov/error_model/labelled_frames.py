@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from boxcov._torch.modules import fresh
+from boxcov._torch.process_state import item_seed
 from boxcov.concatenation import concatenate
 from boxcov.detections import Detections
 from boxcov.detector import Detector
@@ -129,7 +130,7 @@ def changed_copies(
     for i in range(copies):
         # an augment() that works in place must not change the frame
         x, t = fresh((inputs, targets))
-        changed, objects = changed_copy(detector, x, t, number * 1_000_003 + i)
+        changed, objects = changed_copy(detector, x, t, item_seed(number, i))
         check_targets(objects, number)
         if len(objects) != len(targets):
             raise BoxcovError(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from boxcov._torch.modules import fresh, shadow
+from boxcov._torch.process_state import item_seed
 from boxcov.detector import Detector, part_modules
 from boxcov.errors import BoxcovError, NotFiniteFrameError, counted, join_names
 
@@ -131,7 +132,7 @@ class FrameLosses:
         return losses
 
     def _sample_targets(self, raw: Any, sample_seed: int, number: int) -> Any:
-        seed = 1_000_003 * sample_seed + number  # does not depend on the items before
+        seed = item_seed(sample_seed, number)  # does not depend on the items before
         with torch.no_grad():
             generator = torch.Generator(self.device).manual_seed(seed)
             targets = self.detector.sample_targets(raw, generator)
