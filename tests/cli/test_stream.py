@@ -284,7 +284,7 @@ def test_wrong_stream_options_are_refused(made, words, message) -> None:
 def test_empty_folder_is_an_error(made, tmp_path) -> None:
     word, posterior, _ = made
     error = refuse(f"stream --source {tmp_path} --detector {word} --posterior {posterior}")
-    assert f"{tmp_path}: no .bin file there: give a folder that has some" in error
+    assert f"{tmp_path}: no .bin file there, which this detector reads: give a folder" in error
 
 
 def started(made, *more: str) -> subprocess.Popen[str]:

@@ -256,8 +256,8 @@ def paths_in_folder(
             if not done:
                 kinds = f"{' or '.join(suffixes)} file".lstrip()
                 raise BoxcovError(
-                    f"{folder}: no {kinds} there: give a folder that has some, or read others with "
-                    "--reader python:FILE.py:FUNCTION"
+                    f"{folder}: no {kinds} there, which this detector reads: give a folder that "
+                    "has some, another --detector, or --reader python:FILE.py:FUNCTION"
                 )
             return
         time.sleep(poll)
