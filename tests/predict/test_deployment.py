@@ -100,7 +100,7 @@ def test_a_frame_beyond_the_limits_is_computed_by_the_model(lidar: tuple[Any, An
     model = boxcov.ExactGLM(detector, posterior)
     full = [cloud(detector.config, 0)]
     fast = boxcov.compile(model, full, ROOMY)
-    fast._function.limits = StaticLimits(3, 500, 100_000)
+    fast.function.limits = StaticLimits(3, 500, 100_000)
     with pytest.warns(BoxcovWarning, match="more boxes or candidates than"):
         assert_same(fast(full), model(full))
     assert_same(fast(full), model(full))
@@ -264,8 +264,8 @@ def test_results_out_of_range_are_refused(lidar: tuple[Any, Any]) -> None:
     detector, posterior = lidar
     inputs, model = [cloud(detector.config, 0)], boxcov.ExactGLM(detector, posterior)
     fast = boxcov.compile(model, inputs, ROOMY)
-    covariance = fast._function.covariance
+    covariance = fast.function.covariance
     assert covariance is not None
-    fast._function.covariance = lambda point, static: -covariance(point, static)
+    fast.function.covariance = lambda point, static: -covariance(point, static)
     with pytest.raises(BoxcovError, match="is not positive semi-definite"):
         fast(inputs)

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from boxcov._torch.process_state import Precision, matrix_precision, seconds
 from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.detectors.centerpoint.fused_network import FusedCenterPoint
-from boxcov.detectors.centerpoint.selection import _static_suppressions, rank_candidates
+from boxcov.detectors.centerpoint.selection import rank_candidates, static_suppressions
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.cuda.static_graph import Graphs
 from boxcov.predict.deployment import CompiledModel
@@ -116,7 +116,7 @@ def stages_of_frame(
     detector: CenterPoint, compiled: CompiledModel, inputs: Any, limits: StaticLimits
 ) -> Iterator[Stage]:
     """Yield the stages of a fused frame in order. NMS, part of the selection, follows it."""
-    function, network = compiled._function, compiled._network
+    function, network = compiled.function, compiled.network
     assert isinstance(network, FusedCenterPoint)
     assert function.covariance is not None
     packed = network.pack(inputs)
@@ -137,10 +137,10 @@ def stages_of_frame(
     ranked = rank_candidates(raw["tasks"], detector.config, limits.candidates)
 
     def nms(_: Tensor) -> Any:
-        return static_nms(_static_suppressions(ranked, detector.config, limits.pairs)[0])
+        return static_nms(static_suppressions(ranked, detector.config, limits.pairs)[0])
 
     yield Stage("of which NMS", nms, (features,))
-    point, static = function._linearize(packed)
+    point, static = function.linearize(packed)
     covariance, model = function.covariance(point, static), function.error_model
     yield Stage("covariance", lambda _: function.covariance(point, static), (features,))  # type: ignore[misc]
     if model is not None:

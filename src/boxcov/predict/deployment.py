@@ -93,12 +93,12 @@ class CompiledModel:
         self._lock = ProcessLock()
         self._graphs = Graphs(_MAX_GRAPHS) if self.device.type == "cuda" else None
         self._rows: Detections | None = None  # of the last run of the function, for its metadata
-        self._network: FusedNetwork | None = None
+        self.network: FusedNetwork | None = None
         self._snapshot = ModuleSnapshot(self._detector)
         with torch.inference_mode(False), torch.no_grad():
             example = ready(example, self.device)
             given = self._static_inputs(example)
-            self._function = self._build(given)
+            self.function = self._build(given)
             if fused:
                 self._fuse(example)
                 given = self._static_inputs(example)
@@ -110,7 +110,7 @@ class CompiledModel:
     def __call__(self, inputs: Any) -> Detections:
         """The detections of ``model(inputs)``, or of ``detector.detect(inputs)``."""
         with self._lock, torch.inference_mode(False), torch.no_grad():
-            if self._network is None:
+            if self.network is None:
                 check_device(self._detector, self.device, "boxcov.compile")
                 inputs = ready(inputs, self.device)
             else:  # it finds values that are not finite inside the graph
@@ -128,8 +128,8 @@ class CompiledModel:
 
     def _static_inputs(self, inputs: Any) -> tuple[Tensor, ...]:
         """What the graph reads; nothing if the inputs are beyond the limits of a fused network."""
-        if self._network is not None:
-            return self._network.pack(inputs) or ()
+        if self.network is not None:
+            return self.network.pack(inputs) or ()
         given = self._detector.static_inputs(fresh(inputs))
         if given is None:
             raise BoxcovError(
@@ -143,12 +143,12 @@ class CompiledModel:
 
     def _fuse(self, example: Any) -> None:
         """Let the function run the detector's fused network from now on."""
-        self._network = self._detector.fused_network(example)
-        if self._network is None:
+        self.network = self._detector.fused_network(example)
+        if self.network is None:
             raise BoxcovError(
                 f"{type(self._detector).__name__} has no fused_network(): leave out fused=True"
             )
-        self._function.use_network(self._network)
+        self.function.use_network(self.network)
         self._checksum = WeightChecksum(self._detector, _CALLS)  # its weights are copies
 
     def _check_weights(self) -> Tensor | None:
@@ -156,11 +156,11 @@ class CompiledModel:
 
         None for a plain detector whose graph reads its weights.
         """
-        if self._network is not None and self._snapshot.has_new_settings():
+        if self.network is not None and self._snapshot.has_new_settings():
             raise BoxcovError(_CHANGED)
         if isinstance(self.model, Predictor):
             return self.model.check_weights()
-        if self._network is None:
+        if self.network is None:
             return None
         if not self._snapshot.is_unchanged():
             raise BoxcovError(_CHANGED)
@@ -193,9 +193,9 @@ class CompiledModel:
 
     def _replay(self, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """What ``_compute`` returns, as a CUDA graph where there is one."""
-        if self._network is None and self._snapshot.has_moved():
+        if self.network is None and self._snapshot.has_moved():
             # the function knows weights by their tensors, and a graph reads their memory
-            self._function, self._snapshot = self._build(given), ModuleSnapshot(self._detector)
+            self.function, self._snapshot = self._build(given), ModuleSnapshot(self._detector)
             self._graphs = None if self._graphs is None else Graphs(_MAX_GRAPHS)
         if self._graphs is None:
             return self._compute(*given)
@@ -215,10 +215,10 @@ class CompiledModel:
         The flags are the number of boxes, the number left off, whether the inputs are finite, and
         whether all results are in range.
         """
-        found, static = self._function.run(_join(given) if self._network is None else given)
+        found, static = self.function.run(_join(given) if self.network is None else given)
         self._rows = found
         holds = is_finite = static.count >= 0
-        if self._network is not None:
+        if self.network is not None:
             is_finite = given[0].isfinite().all()
         if isinstance(self.model, Predictor) and found.covariance is not None:
             holds = (self.model.rows_in_range(found) | ~static.valid).all()
@@ -275,7 +275,7 @@ class CompiledModel:
                 "pass larger limits to boxcov.compile"
             )
         same = torch.equal(found.boxes, expected.boxes)
-        if self._network is not None:
+        if self.network is not None:
             same = _share_alike(found, expected) >= _SHARE_ALIKE
         is_comparable = same and len(found) == len(expected)
         if is_comparable and expected.covariance is not None and found.covariance is not None:

@@ -73,7 +73,7 @@ class FrameFunction:
         device = next(detector.parameters()).device
         self._signal_stream, self._report_stream = SideStream(device), SideStream(device)
         with torch.no_grad():
-            point, static = self._linearize(inputs)
+            point, static = self.linearize(inputs)
             if posterior is not None:
                 self.covariance = self._choose(posterior, etas, point, static)
             found, _ = self.run(inputs)  # refuses an error model that the graph cannot compute
@@ -111,7 +111,7 @@ class FrameFunction:
     def run(self, inputs: Any) -> tuple[Detections, StaticSelection]:
         """Return n rows of detections, with arbitrary padding, and which of them are boxes."""
         with torch.no_grad():
-            point, static = self._linearize(inputs)
+            point, static = self.linearize(inputs)
             found, covariance, report = point.detections(), None, None
             if self.error_model is not None:  # both beside the covariance
                 # padding is no neighbour of a box: each such row has a frame of its own
@@ -150,7 +150,7 @@ class FrameFunction:
             )
         self.network = network
 
-    def _linearize(self, inputs: Any) -> tuple[LinearizationPoint, StaticSelection]:
+    def linearize(self, inputs: Any) -> tuple[LinearizationPoint, StaticSelection]:
         """Run the plain detector and select its boxes in a fixed number of rows."""
         shadow = self.linearized.shadow
         inputs, raw, excess = self._raw(inputs)

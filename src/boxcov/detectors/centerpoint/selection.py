@@ -51,7 +51,7 @@ def select_static(
 ) -> StaticSelection:
     """Return what ``select`` reports, in a fixed number of rows for all frames; kind: the task."""
     ranked = rank_candidates(tasks, config, limits.candidates)  # (B tasks, k)
-    suppresses, ignored = _static_suppressions(ranked, config, limits.pairs)
+    suppresses, ignored = static_suppressions(ranked, config, limits.pairs)
     kept, converged = static_nms(suppresses)
     kept = kept & ranked.valid
     kept = kept & (kept.cumsum(1) <= config.reporting.max_boxes)
@@ -172,7 +172,7 @@ def _suppressions(ranked: Ranking, config: Config) -> Pairs:
     return rotated_pairs(_seen_from_above(boxes), ranked.valid, rules.overlap, rules.max_boxes)
 
 
-def _static_suppressions(ranked: Ranking, config: Config, pairs: int) -> tuple[Tensor, Tensor]:
+def static_suppressions(ranked: Ranking, config: Config, pairs: int) -> tuple[Tensor, Tensor]:
     """Return the same as a 0/1 matrix (G, k, k), and how many pairs beyond ``pairs`` it ignores."""
     rules, boxes, k = config.reporting, ranked.boxes, ranked.boxes.shape[1]
     later = torch.ones(k, k, dtype=torch.bool, device=boxes.device).triu(1)
