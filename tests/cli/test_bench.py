@@ -120,14 +120,13 @@ def operations_of_convolutions(detector, parts: tuple[str, ...]) -> float:
     return sum(found)
 
 
-def test_stages_of_other_detectors_and_depths_are_refused() -> None:
+def test_stages_of_other_detectors_and_depths_are_refused(monkeypatch) -> None:
     with pytest.raises(BoxcovError, match="--stages has the posterior of the head: remove"):
         BenchCommand(stages=True, depth=("neck",))
-    options = BenchCommand(stages=True)
-    detector = TinyCenter()
-    posterior = boxcov.fit(detector, boxcov.data.shapes.frames(count=1))
+    monkeypatch.setattr(benchmarking, "load_detector", lambda options, device: TinyCenter())
+    monkeypatch.setattr(benchmarking, "load_frames", lambda *given: 1 / 0)  # before the work
     with pytest.raises(BoxcovError, match="TinyCenter has no fused network with stages"):
-        benchmarking.stage_rows(detector, posterior, torch.zeros(1, 1, 64, 64), options)
+        benchmarking.run(BenchCommand(stages=True))
 
 
 def test_batches_are_timed_per_frame(measured, monkeypatch) -> None:
@@ -140,6 +139,16 @@ def test_batches_are_timed_per_frame(measured, monkeypatch) -> None:
     clock = iter((10.0, 14.0))
     monkeypatch.setattr(benchmarking, "seconds", lambda device: next(clock))
     assert found[2].call(None) == 0.5  # of 4 seconds for 8 frames
+
+
+def test_frames_that_no_batch_holds_are_a_note(measured) -> None:
+    detector, _, _ = measured
+    shapes = [torch.zeros(1, 3, 8, 8), torch.zeros(1, 3, 8, 9)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(benchmarking, "compile", lambda *given, **options: None)
+        found = benchmarking.compiled_methods({"plain": detector}, shapes)
+    assert "cannot merge tensors of the shapes" in found[2].note
+    assert found[2].call is None
 
 
 def script(name: str):

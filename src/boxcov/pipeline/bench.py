@@ -29,6 +29,7 @@ from boxcov.pipeline.frames import (
 from boxcov.pipeline.options import BenchCommand, DataOptions
 from boxcov.pipeline.stages import format_stages, measure_stages
 from boxcov.posterior.posterior import Posterior
+from boxcov.predict.deployment import CompiledModel
 from boxcov.predict.engine_options import EngineOptions
 from boxcov.predict.forward_mode.derivatives import sample_covariance
 from boxcov.static_selection import StaticLimits
@@ -60,6 +61,10 @@ def run(options: BenchCommand, progress: Progress = silent) -> list[dict[str, An
     """
     device = options.device
     detector = load_detector(options, device).eval()
+    if options.stages and not isinstance(detector, CenterPoint):
+        raise BoxcovError(
+            f"a {type(detector).__name__} has no fused network with stages: remove --stages"
+        )
     split = default_test_split(options.data)
     needed = max(options.count, BATCH if device.startswith("cuda") else FIT_FRAMES)
     source = DataOptions(options.data, split, needed, options.seed)
@@ -76,7 +81,7 @@ def run(options: BenchCommand, progress: Progress = silent) -> list[dict[str, An
         for count in box_counts:
             model = detector if count is None else with_box_count(detector, count)
             own = posterior if count is None else posterior.with_error_model(None)
-            if options.stages:
+            if options.stages and isinstance(model, CenterPoint):
                 rows += stage_rows(model, own, inputs[0], options)
             else:
                 methods = methods_to_time(model, own, options, first)
@@ -100,13 +105,9 @@ def posteriors_to_time(
 
 
 def stage_rows(
-    detector: Detector, posterior: Posterior, inputs: Any, options: BenchCommand
+    detector: CenterPoint, posterior: Posterior, inputs: Any, options: BenchCommand
 ) -> list[dict[str, Any]]:
     """Return the rows of the stages, on a GPU in float32 and in TF32."""
-    if not isinstance(detector, CenterPoint):
-        raise BoxcovError(
-            f"a {type(detector).__name__} has no fused network with stages: remove --stages"
-        )
     precisions: tuple[Precision, ...] = ("float32",)
     if options.device.startswith("cuda"):
         precisions = ("float32", "tf32")
@@ -182,23 +183,22 @@ def compiled_methods(
 
     frames: the first is the example; all of them, repeated up to ``BATCH``, are timed at once.
     """
-    batch = merge([frames[number % len(frames)] for number in range(BATCH)])
-    forms: dict[str, tuple[Any, StaticLimits, bool]] = {
-        "compiled": (frames[0], LIMITS, False),
-        "fused": (frames[0], LIMITS, True),
-        f"fused, {BATCH} frames at once": (batch, batch_limits(LIMITS), True),
-    }
     found = []
-    for form, (example, limits, is_fused) in forms.items():
-        is_batch = example is batch
+    for form in ("compiled", "fused", "batch"):
         for name, source in sources.items():
-            call, note = None, "per frame" if is_batch else ""
+            title, note = f"{name}, {form}", ""
+            call: Callable[[Any], object] | None = None
             try:
-                call = compile(source, example, limits, fused=is_fused)
-            except BoxcovError as error:
+                if form == "batch":
+                    title, note = f"{name}, fused, {BATCH} frames at once", "per frame"
+                    batch = merge([frames[number % len(frames)] for number in range(BATCH)])
+                    whole = compile(source, batch, batch_limits(LIMITS), fused=True)
+                    call = batch_time(whole, batch)
+                else:
+                    call = compile(source, frames[0], LIMITS, fused=form == "fused")
+            except BoxcovError as error:  # also inputs of different sizes, which no batch holds
                 note = str(error).splitlines()[0]
-            timed = batch_time(call, batch) if is_batch and call is not None else call
-            found.append(TimedMethod(f"{name}, {form}", None, timed, note))
+            found.append(TimedMethod(title, None, call, note))
     return found
 
 
@@ -207,14 +207,13 @@ def batch_limits(limits: StaticLimits) -> StaticLimits:
     return replace(limits, boxes=BATCH * limits.boxes, pairs=BATCH * limits.pairs)
 
 
-def batch_time(call: Callable[[Any], object], batch: Any) -> Callable[[Any], float]:
+def batch_time(call: CompiledModel, batch: Any) -> Callable[[Any], float]:
     """Return a function that runs a whole batch and returns the seconds per frame."""
 
     def run(_: Any) -> float:
-        device = batch[0].device
-        start = seconds(device)
+        start = seconds(call.device)
         call(batch)
-        return (seconds(device) - start) / BATCH
+        return (seconds(call.device) - start) / BATCH
 
     return run
 
