@@ -243,6 +243,19 @@ def test_every_public_name_imports() -> None:
         _ = package.nothing
 
 
+def test_documented_names_need_no_further_import() -> None:
+    """In a separate process: here other tests have imported the modules already."""
+    names = (
+        "data.batched data.coco.frames data.kitti.frames data.nuscenes.frames data.shapes.frames "
+        "data.simulated.CLASSES data.simulated.frames data.simulated.sequences "
+        "detectors.centerpoint.load detectors.tiny.TinyCenter detectors.tiny.train "
+        "detectors.yolox.load evaluate.matching.match evaluate.quality"
+    )
+    code = "import boxcov, operator, sys; operator.attrgetter(*sys.argv[1:])(boxcov)"
+    run = subprocess.run([sys.executable, "-c", code, *names.split()], capture_output=True)
+    assert run.returncode == 0, run.stderr.decode()
+
+
 def test_warnings_are_one_line() -> None:
     """In a separate process, because pytest handles warnings itself."""
     code = """
