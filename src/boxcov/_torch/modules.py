@@ -93,29 +93,23 @@ def _rebind(value: Any, replace: Mapping[int, nn.Parameter], memo: dict[int, Any
         return type(value)(_rebind(item, replace, memo) for item in value)
     if type(value) in (dict, OrderedDict):
         return type(value)((key, _rebind(item, replace, memo)) for key, item in value.items())
-    if is_dataclass(value) and not isinstance(value, type) and is_setting(value):
+    if is_dataclass(value) and not isinstance(value, type) and _is_setting(value):
+        is_frozen = cast(Any, value).__dataclass_params__.frozen
         # several modules may hold it
-        return memo.setdefault(id(value), copy_setting(value))
+        return value if is_frozen else memo.setdefault(id(value), deepcopy(value))
     return value
 
 
-def is_setting(value: Any) -> bool:
-    """Return whether a value consists of numbers, texts and None alone, and can be compared."""
+def _is_setting(value: Any) -> bool:
+    """Return whether a value consists of numbers, texts and None alone."""
     if isinstance(value, (list, tuple)):
-        return all(map(is_setting, value))
+        return all(map(_is_setting, value))
     if isinstance(value, dict):
-        return all(map(is_setting, value.values()))
+        return all(map(_is_setting, value.values()))
     if is_dataclass(value) and not isinstance(value, type):
-        has_equality = type(value).__eq__ is not object.__eq__  # without it a copy is never equal
         # a field may not be set yet
-        return has_equality and all(is_setting(getattr(value, f.name, ...)) for f in fields(value))
+        return all(_is_setting(getattr(value, f.name, ...)) for f in fields(value))
     return value is None or isinstance(value, (bool, int, float, str))
-
-
-def copy_setting(value: Any) -> Any:
-    """Return a copy that stays as it is if ``value`` changes; a frozen dataclass does not."""
-    is_frozen = is_dataclass(value) and cast(Any, value).__dataclass_params__.frozen
-    return value if is_frozen else deepcopy(value)
 
 
 class LayerCallMode(TorchFunctionMode):

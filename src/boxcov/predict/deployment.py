@@ -156,15 +156,11 @@ class CompiledModel:
 
         None for a plain detector whose graph reads its weights.
         """
-        if self.network is not None and self._snapshot.has_new_settings():
+        if self.network is not None and not self._snapshot.is_unchanged():
             raise BoxcovError(_CHANGED)
         if isinstance(self.model, Predictor):
             return self.model.check_weights()
-        if self.network is None:
-            return None
-        if not self._snapshot.is_unchanged():
-            raise BoxcovError(_CHANGED)
-        return self._checksum.next_share()
+        return None if self.network is None else self._checksum.next_share()
 
     def _build(self, given: tuple[Tensor, ...]) -> FrameFunction:
         part, model = self._detector.static_part(), self.model
@@ -193,7 +189,7 @@ class CompiledModel:
 
     def _replay(self, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """What ``_compute`` returns, as a CUDA graph where there is one."""
-        if self.network is None and self._snapshot.has_moved():
+        if self.network is None and not self._snapshot.is_unchanged():
             # the function knows weights by their tensors, and a graph reads their memory
             self.function, self._snapshot = self._build(given), ModuleSnapshot(self._detector)
             self._graphs = None if self._graphs is None else Graphs(_MAX_GRAPHS)
