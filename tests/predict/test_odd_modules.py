@@ -150,7 +150,16 @@ class Compiled(Nested):
         return self.head(self.body(x))
 
 
-@pytest.mark.parametrize("kind", [Nested, NestedDict, Partial, PartialMethod, Compiled])
+class CompiledInPlace(Nested):
+    def __init__(self) -> None:
+        super().__init__()
+        for layer in (self.conv, self.norm, self.head):
+            layer.compile(backend="eager")
+
+
+@pytest.mark.parametrize(
+    "kind", [Nested, NestedDict, Partial, PartialMethod, Compiled, CompiledInPlace]
+)
 def test_modules_in_plain_containers_run_in_eval_mode(kind: type[Nested]) -> None:
     detector = double(kind)
     posterior, inputs = posterior_of(detector, ["net.head"]), frames()[0][:1]

@@ -65,6 +65,7 @@ def _copy(
     for name, value in module.__dict__.items():
         is_shared = name in ("_parameters", "_buffers")
         copy.__dict__[name] = value if is_shared else _rebind(value, replace, memo)
+    copy.__dict__.pop("_compiled_call_impl", None)  # of module.compile(), which runs the original
     if replace:
         own = {
             name: p if p is None else replace.get(id(p), p)
