@@ -110,6 +110,7 @@ def fit(
     tau = 1.0 if isinstance(prior_precision, str) else prior_precision  # "auto" is chosen last
     check_precisions(1.0 if n_data is None else n_data, tau, "all layers")
     check_finite_weights(detector)
+    depth = depth if isinstance(depth, str) else list(depth)  # an iterator can be read once
     parameters = select_parameters(detector, depth, options.exclude)
     world = World.current() if distributed else World()
     items = Items(frames, options.fraction, options.seed, world)

@@ -39,6 +39,7 @@ class Predictor(ABC):
     """
 
     method: ClassVar[str]
+    needs_posterior: ClassVar[bool] = True
     router: Router
     posterior: Posterior | None  # MC dropout and NMS spread have none
     error_model: ErrorModel | None
@@ -56,12 +57,13 @@ class Predictor(ABC):
     ) -> None:
         check_type(detector)
         check_finite_weights(detector)
+        is_given = posterior is not None or self.needs_posterior
+        if is_given and not isinstance(posterior, Posterior):
+            raise BoxcovError(
+                f"expected a boxcov.Posterior, got a {type(posterior).__name__}: "
+                "boxcov.Posterior.load(path, detector) reads one"
+            )
         if posterior is not None:
-            if not isinstance(posterior, Posterior):
-                raise BoxcovError(
-                    f"expected a boxcov.Posterior, got a {type(posterior).__name__}: "
-                    "boxcov.Posterior.load(path, detector) reads one"
-                )
             posterior.check_detector(detector)
             parameters = posterior.parameters
         if with_logit and type(detector).logits is Detector.logits:
