@@ -91,6 +91,13 @@ def check_choice(name: str, value: object, choices: Any) -> None:
         raise BoxcovError(f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}")
 
 
+def check_instance(name: str, value: object, kind: type) -> None:
+    """Raise if the argument ``name`` is not an object of the class ``kind``."""
+    if not isinstance(value, kind):
+        known = f"{kind.__module__}.{kind.__name__}"
+        raise BoxcovError(f"{name} must be a {kind.__name__}, got {value!r}: see {known}")
+
+
 def check_whole(name: str, value: object, least: int = 1) -> None:
     """Raise if the argument ``name`` is not a whole number of at least ``least``."""
     if not isinstance(value, Integral) or int(value) < least:

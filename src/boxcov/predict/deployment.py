@@ -14,7 +14,7 @@ from boxcov._torch.process_state import ProcessLock
 from boxcov._torch.snapshot import ModuleSnapshot, WeightChecksum
 from boxcov.detections import Detections
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError, BoxcovWarning, counted
+from boxcov.errors import BoxcovError, BoxcovWarning, check_instance, counted
 from boxcov.predict.cuda.static_graph import CaptureError, Graphs, backend_flags
 from boxcov.predict.exact import ExactGLM
 from boxcov.predict.mcglm import MCGLM
@@ -85,7 +85,8 @@ class CompiledModel:
     ) -> None:
         if not isinstance(model, Detector):
             _check_method(model)  # before the work
-        self.model, self.limits = model, limits or StaticLimits(boxes=256)
+        self.model, self.limits = model, StaticLimits(boxes=256) if limits is None else limits
+        check_instance("limits", self.limits, StaticLimits)
         self._plain = model.detect if isinstance(model, Detector) else model
         self.fallbacks = 0  # frames that the model itself had to compute
         self._detector = model if isinstance(model, Detector) else model._detector

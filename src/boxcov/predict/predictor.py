@@ -23,7 +23,7 @@ from boxcov._torch.snapshot import ModuleSnapshot, WeightChecksum
 from boxcov.detections import Detections
 from boxcov.detector import SIGNAL_INPUTS, Detector, check_type
 from boxcov.error_model.model import ErrorModel, describe_error_model
-from boxcov.errors import BoxcovError, NotFiniteError, counted
+from boxcov.errors import BoxcovError, NotFiniteError, check_instance, counted
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.engine_options import DEFAULT_ENGINE, EngineOptions
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
@@ -56,6 +56,7 @@ class Predictor(ABC):
         engine: EngineOptions = DEFAULT_ENGINE,
     ) -> None:
         check_type(detector)
+        check_instance("engine", engine, EngineOptions)
         check_finite_weights(detector)
         is_given = posterior is not None or self.needs_posterior
         if is_given and not isinstance(posterior, Posterior):
