@@ -230,6 +230,15 @@ def test_instances_may_ignore_the_score_logit(pair: tuple[TinyCenter, Detector])
     torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-6)
 
 
+class OfALibrary(nn.Linear):
+    __module__ = "torchvision.models"
+
+
+def test_what_a_librarys_adapter_would_not_use_is_refused() -> None:
+    with pytest.raises(BoxcovError, match="no signals=, periods= for a model of torchvision alone"):
+        boxcov.wrap(OfALibrary(1, 1), signals=lambda model, raw, selection: {}, periods={})
+
+
 def test_what_a_model_without_functions_needs() -> None:
     with pytest.raises(BoxcovError, match="to wrap a Linear, give select=, decode=, loss=, parts="):
         boxcov.wrap(nn.Linear(1, 1))

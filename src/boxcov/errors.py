@@ -91,6 +91,13 @@ def check_choice(name: str, value: object, choices: Any) -> None:
         raise BoxcovError(f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}")
 
 
+def check_instance(name: str, value: object, kind: type) -> None:
+    """Raise if the argument ``name`` is not an object of the class ``kind``."""
+    if not isinstance(value, kind):
+        known = f"{kind.__module__}.{kind.__name__}"
+        raise BoxcovError(f"{name} must be a {kind.__name__}, got {value!r}: see {known}")
+
+
 def check_whole(name: str, value: object, least: int = 1) -> None:
     """Raise if the argument ``name`` is not a whole number of at least ``least``."""
     if not isinstance(value, Integral) or int(value) < least:
@@ -98,17 +105,20 @@ def check_whole(name: str, value: object, least: int = 1) -> None:
 
 
 def check_seed(seed: Any) -> int:
-    """Return a random seed as an int, which may be one of numpy; raise if it is no whole number.
+    """Return a random seed as an int, which may be one of numpy; raise if torch takes no such seed.
 
     >>> check_seed(3.7)
     Traceback (most recent call last):
     ...
-    boxcov.errors.BoxcovError: seed must be a whole number, got 3.7
+    boxcov.errors.BoxcovError: seed must be a whole number from -2^63 to 2^64 - 1, got 3.7
     """
     try:
-        return index(seed)
+        number = index(seed)
     except TypeError:
-        raise BoxcovError(f"seed must be a whole number, got {seed!r}") from None
+        number = 2**64
+    if not -(2**63) <= number < 2**64:
+        raise BoxcovError(f"seed must be a whole number from -2^63 to 2^64 - 1, got {seed!r}")
+    return number
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

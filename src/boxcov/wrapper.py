@@ -91,20 +91,6 @@ def wrap(
         raise BoxcovError(
             f"wrap takes a torch.nn.Module, got a {type(model).__name__}: wrap the network in one"
         )
-    needed: dict[str, Any] = {"select": select, "decode": decode, "loss": loss, "parts": parts}
-    packages = {kind.__module__.partition(".")[0] for kind in type(model).__mro__}
-    library = packages & {"torchvision", "transformers", "ultralytics"}
-    if library and not any(value is not None for value in needed.values()):
-        adapter = import_module(f"boxcov.detectors.{library.pop()}")
-        return adapter.wrap(model, classes=classes)
-    needed |= {"box_fields": box_fields, "classes": classes}
-    missing = [f"{name}=" for name, value in needed.items() if value is None]
-    if parts is None or box_fields is None or classes is None or missing:
-        raise BoxcovError(
-            f"to wrap a {type(model).__name__}, give {join_names(missing)}: see "
-            "docs/guide/your-detector.md. Only models of torchvision, transformers and Ultralytics "
-            "need none of them"
-        )
     given = {
         "forward": forward,
         "select": select,
@@ -119,6 +105,26 @@ def wrap(
         "sample_targets": sample_targets,
         "select_static": select_static,
     }
+    values = {"box_fields": box_fields, "periods": periods, "configuration": configuration}
+    needed: dict[str, Any] = {"select": select, "decode": decode, "loss": loss, "parts": parts}
+    packages = {kind.__module__.partition(".")[0] for kind in type(model).__mro__}
+    library = packages & {"torchvision", "transformers", "ultralytics"}
+    if library and not any(value is not None for value in needed.values()):
+        name = library.pop()
+        if extra := [f"{key}=" for key, v in {**given, **values}.items() if v is not None]:
+            raise BoxcovError(
+                f"wrap takes no {join_names(extra)} for a model of {name} alone: leave it out, or "
+                "give select=, decode=, loss= and parts= as well"
+            )
+        return import_module(f"boxcov.detectors.{name}").wrap(model, classes=classes)
+    needed |= {"box_fields": box_fields, "classes": classes}
+    missing = [f"{name}=" for name, value in needed.items() if value is None]
+    if parts is None or box_fields is None or classes is None or missing:
+        raise BoxcovError(
+            f"to wrap a {type(model).__name__}, give {join_names(missing)}: see "
+            "docs/guide/your-detector.md. Only models of torchvision, transformers and Ultralytics "
+            "need none of them"
+        )
     own: dict[str, Any] = {
         name: _method(name, _check_function(name, f, model))
         for name, f in given.items()

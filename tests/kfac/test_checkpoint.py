@@ -6,7 +6,9 @@ import threading
 from dataclasses import replace
 from unittest import mock
 
+import numpy as np
 import pytest
+import torch
 
 from boxcov import BoxcovError, BoxcovWarning, Checkpoint, FitOptions, fit
 from boxcov.data import batched, shapes
@@ -140,6 +142,14 @@ def test_a_checkpoint_of_another_fit_is_refused(tmp_path, frames, settings, mess
     cut(tmp_path / "c", 4)
     with pytest.raises(BoxcovError, match=message):
         fit(TinyCenter(), frames, checkpoint=Checkpoint(tmp_path / "c", resume=True), **settings)
+
+
+@pytest.mark.parametrize("change", [np.float32(0.5), np.arange(3), np.zeros(3, np.float32)])
+def test_arrays_of_an_item_count(change) -> None:
+    item = torch.zeros(2), {"boxes": np.zeros(3), "weight": 1.0}
+    own = checkpoint.hash_item(item)
+    assert own == checkpoint.hash_item((torch.zeros(2), {"boxes": np.zeros(3), "weight": 1.0}))
+    assert own != checkpoint.hash_item((item[0], {**item[1], "boxes": change}))
 
 
 def test_other_weights_are_refused(tmp_path) -> None:

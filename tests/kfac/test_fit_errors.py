@@ -156,7 +156,7 @@ def test_a_loss_of_more_values_than_frames_is_refused(detector: NetDetector, in_
     with pytest.raises(
         BoxcovError,
         match=r"loss\(\) returned 75 values for item 0, which has 3 frames: "
-        "return the sum over each frame",
+        "return one value per frame",
     ):
         fit(wrong, frames)
 

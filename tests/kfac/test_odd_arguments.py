@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import boxcov
 from boxcov import (
     MCGLM,
     MCI,
@@ -20,6 +21,7 @@ from boxcov import (
     calibrate,
     fit,
 )
+from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
 from helpers.nets import NetDetector
 from helpers.odd_nets import double, item
@@ -145,3 +147,19 @@ def some() -> Detections:
         ("a",),
         covariance,
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "call"),
+    [
+        ("options", "FitOptions", lambda d, p, x: fit(d, [x], options={"ekfac": True})),
+        ("checkpoint", "Checkpoint", lambda d, p, x: fit(d, [x], checkpoint="fit.checkpoint")),
+        ("engine", "EngineOptions", lambda d, p, x: boxcov.ExactGLM(d, p, engine="tf32")),
+        ("limits", "StaticLimits", lambda d, p, x: boxcov.compile(d, x[0], 50)),
+    ],
+)
+def test_options_of_another_type_are_refused(name, kind, call) -> None:
+    detector, frame = TinyCenter(), shapes.frames(count=1)[0]
+    message = rf"{name} must be a {kind}, got .*: see boxcov\..*{kind}"
+    with pytest.raises(BoxcovError, match=message):
+        call(detector, None, frame)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import MethodType
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import boxcov
-from boxcov import GLM, MCGLM, MCI, BoxcovError, ExactGLM
+from boxcov import GLM, MCGLM, MCI, BoxcovError, ExactGLM, Selection
 from boxcov._torch.snapshot import ModuleSnapshot, WeightChecksum
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
@@ -205,6 +207,55 @@ def test_an_attribute_that_hides_a_default_is_followed(tiny, posterior, image) -
     assert torch.equal(found.boxes, own.detect(image).boxes)
 
 
+class SelectiveCenter(TinyCenter):
+    """Reports the boxes above a limit, which it holds in attributes of several kinds."""
+
+    def __init__(self, threshold: float, most: int) -> None:
+        super().__init__(threshold=threshold, most=most)
+        self.limit, self.array = torch.tensor(0.0), np.zeros(1)
+        self.by_name, self.nested, self.ignored = {"all": self.limit}, [[0.0, self.limit]], set()
+        self.rule = lambda scores: scores >= 0
+
+    def select(self, raw):
+        found = super().select(raw)
+        limits = (self.limit, float(self.array[0]), self.by_name["all"], max(self.nested[0]))
+        kept = self.rule(found.scores) & (found.scores >= max(limits))
+        kept &= torch.tensor([label not in self.ignored for label in found.labels.tolist()])
+        where = tuple(index[kept] for index in found.where)
+        return Selection(found.frame[kept], found.scores[kept], found.labels[kept], where)
+
+
+ATTRIBUTES: dict[str, Callable[[SelectiveCenter, float], object]] = {
+    "tensor": lambda own, limit: setattr(own, "limit", torch.tensor(limit)),
+    "array": lambda own, limit: setattr(own, "array", np.full(1, limit)),
+    "in a dict": lambda own, limit: own.by_name.update(all=torch.tensor(limit)),
+    "in a list": lambda own, limit: own.nested[0].append(limit),
+    "in a set": lambda own, limit: own.ignored.add(0),
+    "function": lambda own, limit: setattr(own, "rule", lambda scores: scores >= limit),
+    "method": lambda own, limit: setattr(own, "select", MethodType(first, own)),
+}
+
+
+def first(self: TinyCenter, raw: object) -> Selection:
+    found = TinyCenter.select(self, raw)
+    where = tuple(index[:1] for index in found.where)
+    return Selection(found.frame[:1], found.scores[:1], found.labels[:1], where)
+
+
+@pytest.mark.parametrize("kind", ATTRIBUTES)
+def test_any_attribute_is_followed(kind, tiny, posterior, image) -> None:
+    own = SelectiveCenter(tiny.threshold, tiny.most)
+    own.load_state_dict(tiny.state_dict())
+    model = MCGLM(own, posterior, samples=2)
+    before, router = model(image), model.router
+    model(image)
+    assert model.router is router
+    ATTRIBUTES[kind](own, float(before.scores.median()))
+    found, plain = model(image), own.detect(image)
+    assert 0 < len(plain) < len(before)
+    assert torch.equal(found.boxes, plain.boxes)
+
+
 @dataclass(eq=False)
 class Unfinished:
     """Is never equal to a copy."""
@@ -213,7 +264,7 @@ class Unfinished:
     later: float = field(init=False)
 
 
-def test_what_cannot_be_compared_is_no_setting() -> None:
+def test_what_is_not_set_yet_is_unchanged() -> None:
     own = TinyCenter()
     own.one = Unfinished(0.5)
     assert ModuleSnapshot(own).is_unchanged()

@@ -56,10 +56,23 @@ def test_numbers_of_numpy_are_those_of_python(method, tiny, posterior, image, tm
     assert (meta["samples"], meta["seed"]) == (4, 3)
 
 
-def test_a_seed_that_is_no_whole_number_is_refused(tiny, posterior) -> None:
-    for refused in (lambda: MCGLM(tiny, posterior, seed=3.7), lambda: FitOptions(seed=0.5)):
-        with pytest.raises(BoxcovError, match="seed must be a whole number, got"):
-            refused()
+def test_a_seed_that_torch_does_not_take_is_refused(tiny, posterior) -> None:
+    MCGLM(tiny, posterior, seed=2**64 - 1)
+    for seed in (3.7, 2**64, -(2**63) - 1):
+        for build in (lambda seed: MCGLM(tiny, posterior, seed=seed), lambda s: FitOptions(seed=s)):
+            with pytest.raises(BoxcovError, match=r"seed must be a whole number from .*, got"):
+                build(seed)
+
+
+@pytest.mark.parametrize("method", [GLM, MCGLM, ExactGLM])
+def test_a_model_without_a_posterior_is_refused(method, tiny) -> None:
+    with pytest.raises(BoxcovError, match=r"expected a boxcov\.Posterior, got a NoneType"):
+        method(tiny, None)
+
+
+def test_module_names_may_be_an_iterator(tiny) -> None:
+    frames = shapes.frames(count=1)
+    assert fit(tiny, frames, depth=iter(["head.shared"])).depth == "head.shared"
 
 
 def test_a_fit_takes_a_seed_of_numpy(tmp_path) -> None:

@@ -6,8 +6,9 @@ import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -125,6 +126,34 @@ class NestedDict(Nested):
         return self.head(x)
 
 
+@dataclass(frozen=True)
+class Layers:
+    conv: nn.Module
+    norm: nn.Module
+
+
+class NestedDataclass(Nested):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages = [Layers(self.conv, self.norm)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for stage in self.stages:
+            x = stage.norm(stage.conv(x))
+        return self.head(x)
+
+
+class Pair(NamedTuple):
+    conv: nn.Module
+    norm: nn.Module
+
+
+class NestedNamedTuple(NestedDataclass):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages = [Pair(self.conv, self.norm)]
+
+
 class Partial(Nested):
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +179,20 @@ class Compiled(Nested):
         return self.head(self.body(x))
 
 
-@pytest.mark.parametrize("kind", [Nested, NestedDict, Partial, PartialMethod, Compiled])
+class CompiledInPlace(Nested):
+    def __init__(self) -> None:
+        super().__init__()
+        for layer in (self.conv, self.norm, self.head):
+            layer.compile(backend="eager")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(Nested, NestedDict, NestedDataclass, NestedNamedTuple),
+        *(Partial, PartialMethod, Compiled, CompiledInPlace),
+    ],
+)
 def test_modules_in_plain_containers_run_in_eval_mode(kind: type[Nested]) -> None:
     detector = double(kind)
     posterior, inputs = posterior_of(detector, ["net.head"]), frames()[0][:1]

@@ -49,3 +49,17 @@ def test_without_instances_the_part_is_the_whole(train_frames, image) -> None:
     columns = [names.index(f"variance below instances {name}") for name in detector.box_fields]
     variances = found.covariance.diagonal(dim1=1, dim2=2)
     torch.testing.assert_close(found.signals[:, columns].exp(), variances, rtol=1e-4, atol=1e-12)
+
+
+class OtherNames(TinyCenter):
+    """A detector whose first part is not called the head."""
+
+    def parts(self):
+        return {"top" if name == "head" else name: part for name, part in super().parts().items()}
+
+
+def test_the_first_part_is_the_head(train_frames, image) -> None:
+    detector = OtherNames(seed=0, threshold=0.05, most=3).eval()
+    shallow = fit(detector, train_frames[:2], depth="top", n_data=2000, prior_precision=1.0)
+    names = ExactGLM(detector, shallow).with_signals(image).meta.get("signals", [])
+    assert not [name for name in names if "below instances" in name]

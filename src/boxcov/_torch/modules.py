@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from copy import deepcopy
+from copy import copy
 from dataclasses import fields, is_dataclass
 from functools import partial
 from hashlib import sha256
@@ -60,25 +60,26 @@ def _copy(
         return module
     if "_orig_mod" in module._modules:  # torch.compile: copy the original module
         return _copy(cast(nn.Module, module._modules["_orig_mod"]), replace, memo)
-    copy = object.__new__(type(module))
-    memo[id(module)] = copy
+    twin = object.__new__(type(module))
+    memo[id(module)] = twin
     for name, value in module.__dict__.items():
         is_shared = name in ("_parameters", "_buffers")
-        copy.__dict__[name] = value if is_shared else _rebind(value, replace, memo)
+        twin.__dict__[name] = value if is_shared else _rebind(value, replace, memo)
+    twin.__dict__.pop("_compiled_call_impl", None)  # of module.compile(), which runs the original
     if replace:
         own = {
             name: p if p is None else replace.get(id(p), p)
             for name, p in module._parameters.items()
         }
-        copy.__dict__["_parameters"] = own
-    copy.__dict__["training"] = False
-    return copy
+        twin.__dict__["_parameters"] = own
+    twin.__dict__["training"] = False
+    return twin
 
 
 def _rebind(value: Any, replace: Mapping[int, nn.Parameter], memo: dict[int, Any]) -> Any:
     """Copy containers, and point the modules and bound methods inside to those of the shadow.
 
-    A dataclass of settings is copied too: a pass may write to it.
+    Dataclasses are copied, too: a pass may write to them.
     """
     if isinstance(value, nn.Module):
         return _copy(value, replace, memo)
@@ -93,29 +94,15 @@ def _rebind(value: Any, replace: Mapping[int, nn.Parameter], memo: dict[int, Any
         return type(value)(_rebind(item, replace, memo) for item in value)
     if type(value) in (dict, OrderedDict):
         return type(value)((key, _rebind(item, replace, memo)) for key, item in value.items())
-    if is_dataclass(value) and not isinstance(value, type) and is_setting(value):
-        # several modules may hold it
-        return memo.setdefault(id(value), copy_setting(value))
-    return value
-
-
-def is_setting(value: Any) -> bool:
-    """Return whether a value consists of numbers, texts and None alone, and can be compared."""
-    if isinstance(value, (list, tuple)):
-        return all(map(is_setting, value))
-    if isinstance(value, dict):
-        return all(map(is_setting, value.values()))
+    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple
+        return type(value)(*(_rebind(item, replace, memo) for item in value))
     if is_dataclass(value) and not isinstance(value, type):
-        has_equality = type(value).__eq__ is not object.__eq__  # without it a copy is never equal
-        # a field may not be set yet
-        return has_equality and all(is_setting(getattr(value, f.name, ...)) for f in fields(value))
-    return value is None or isinstance(value, (bool, int, float, str))
-
-
-def copy_setting(value: Any) -> Any:
-    """Return a copy that stays as it is if ``value`` changes; a frozen dataclass does not."""
-    is_frozen = is_dataclass(value) and cast(Any, value).__dataclass_params__.frozen
-    return value if is_frozen else deepcopy(value)
+        if id(value) not in memo:  # several modules may hold it
+            twin = memo[id(value)] = copy(value)
+            for name in (field.name for field in fields(value) if hasattr(value, field.name)):
+                object.__setattr__(twin, name, _rebind(getattr(value, name), replace, memo))
+        return memo[id(value)]
+    return value
 
 
 class LayerCallMode(TorchFunctionMode):

@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from boxcov._torch.modules import copy_setting, float_tensors, is_setting
+from boxcov._torch.modules import float_tensors
 
 _MODULE_STATE = frozenset(vars(nn.Module()))  # the mode, hooks and what else every module has
+_Leaves = dict[tuple[Any, ...], Any]
 
 
 class ModuleSnapshot:
-    """Tells cheaply whether a module's tensors, submodules, hooks or settings were changed.
+    """Tells cheaply whether a module's tensors, submodules, hooks or attributes were changed.
 
     Compares version counters and addresses. A write through ``.data`` is not noticed here, but by
-    ``WeightChecksum``. Settings are attributes such as a threshold: numbers, texts, containers
-    and dataclasses of these.
+    ``WeightChecksum``. Numbers and texts, also in containers and dataclasses, are compared by
+    value, all other attributes by identity: a shadow shares them.
 
-    twin: a shadow of the module, which is run instead of it. What its passes write, such as a
-    counter, is not a setting.
+    twin: a shadow of the module, which is run instead of it. An attribute that its passes write,
+    such as a counter, may change.
     """
 
     def __init__(self, module: nn.Module, twin: nn.Module | None = None) -> None:
         self._tensors: list[tuple[Any, str, Tensor, int, int]] = []
         self._members: list[tuple[Any, list[Any]]] = []  # submodules and hooks
-        self._settings: list[_Settings] = []
+        self._attributes: list[_Attributes] = []
         for each, copy in _pairs(module, twin):
             scripted = isinstance(each, torch.jit.ScriptModule)  # its dicts are new on each access
             for tensors in (each._parameters, each._buffers):
@@ -42,71 +43,37 @@ class ModuleSnapshot:
                 self._members += [(owner, list(owner.values())) for owner in members]
                 # what torch's own modules are set to belongs to the weights
                 if not type(each).__module__.startswith("torch.nn."):
-                    self._settings.append(_Settings.of(each, copy))
+                    self._attributes.append(_Attributes(each, copy))
 
     def is_unchanged(self) -> bool:
-        return not self.has_moved() and all(
-            t._version == version for _, _, t, _, version in self._tensors
-        )
-
-    def has_moved(self) -> bool:
-        """Return whether anything was replaced, or a tensor is in other memory."""
         return (
-            not all(
-                owner.get(name) is t and t.data_ptr() == address
-                for owner, name, t, address, _ in self._tensors
+            all(
+                owner.get(name) is t and t.data_ptr() == address and t._version == version
+                for owner, name, t, address, version in self._tensors
             )
-            or any(
-                len(now) != len(before) or (before and list(now.values()) != before)
-                for now, before in self._members
-            )
-            or self.has_new_settings()
+            and all(list(now.values()) == before for now, before in self._members)
+            and not any(attributes.have_changed() for attributes in self._attributes)
         )
 
-    def has_new_settings(self) -> bool:
-        """Return whether a setting was replaced or added."""
-        return any(settings.have_changed() for settings in self._settings)
 
+class _Attributes:
+    """The attributes of a module, and those of its shadow, when the snapshot was taken."""
 
-class _Settings(NamedTuple):
-    """The settings of a module when the snapshot was taken."""
-
-    now: dict[str, Any]  # the attributes of the module
-    twin: dict[str, Any]  # and of its shadow
-    names: frozenset[str]  # of all attributes then
-    before: dict[str, Any]  # the settings among them
-
-    @staticmethod
-    def of(module: nn.Module, twin: nn.Module | None) -> _Settings:
-        own = vars(module)
-        settings = {
-            name: copy_setting(value)
-            for name, value in own.items()
-            if name not in _MODULE_STATE and is_setting(value)
-        }
-        return _Settings(own, {} if twin is None else vars(twin), frozenset(own), settings)
+    def __init__(self, module: nn.Module, twin: nn.Module | None) -> None:
+        self._own, self._twin = vars(module), {} if twin is None else vars(twin)
+        self._before, self._twin_before = _leaves(self._own), _leaves(self._twin)
+        own = {name: value for name, value in self._own.items() if name not in _MODULE_STATE}
+        self._size, self._items = len(self._own), list(own.items())
+        self._can_change_inside = any(map(_is_mutable, own.values()))
 
     def have_changed(self) -> bool:
-        for name, before in self.before.items():
-            now = self.now.get(name)
-            if not _equals(now, before) and not self._is_written_by_passes(name, now, before):
-                return True
-        # another attribute may hide a setting of the class
-        return len(self.now) != len(self.names) and any(
-            name not in self.names and name not in self.twin and is_setting(value)
-            for name, value in self.now.items()
-        )
-
-    def _is_written_by_passes(self, name: str, now: Any, before: Any) -> bool:
-        """Whether a pass of the shadow wrote to all that differs."""
-        if not self.twin:
+        """Whether something changed where no pass of the shadow writes."""
+        own = self._own
+        is_same = len(own) == self._size and all(own.get(n) is value for n, value in self._items)
+        if is_same and not self._can_change_inside:  # the fast way, for hundreds of modules
             return False
-        own, old, other = (_leaves(value) for value in (now, before, self.twin.get(name)))
-        return all(
-            _equals(own.get(path, ...), old.get(path, ...))
-            or not _equals(other.get(path, ...), old.get(path, ...))
-            for path in own.keys() | old.keys()
-        )
+        changed = _differences(own, self._before)
+        return bool(changed) and not changed <= _differences(self._twin, self._twin_before)
 
 
 def _pairs(module: nn.Module, twin: nn.Module | None) -> list[tuple[nn.Module, nn.Module | None]]:
@@ -117,21 +84,46 @@ def _pairs(module: nn.Module, twin: nn.Module | None) -> list[tuple[nn.Module, n
     return list(zip(own, copies))
 
 
-def _equals(now: Any, before: Any) -> bool:
-    return now is before or (is_setting(now) and bool(now == before))
+def _differences(attributes: dict[str, Any], before: _Leaves) -> set[tuple[Any, ...]]:
+    """The places of the attributes whose leaves are not those of ``before``."""
+    now = _leaves(attributes)
+    return {
+        path
+        for path in now.keys() | before.keys()
+        if not _equals(now.get(path, _leaves), before.get(path, _leaves))
+    }
 
 
-def _leaves(value: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], Any]:
-    """The numbers and texts in containers and dataclasses, by their place."""
+def _leaves(value: Any, path: tuple[Any, ...] = ()) -> _Leaves:
+    """What containers and dataclasses hold, by its place; of a module's attributes, its own."""
     if isinstance(value, dict):
-        items = list(value.items())
+        items = [item for item in value.items() if path or item[0] not in _MODULE_STATE]
     elif isinstance(value, (list, tuple)):
         items = list(enumerate(value))
+    elif isinstance(value, set):
+        return {path: frozenset(value)}
     elif is_dataclass(value) and not isinstance(value, type):
+        if value.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+            return {path: value}
         items = [(each.name, getattr(value, each.name, ...)) for each in fields(value)]
     else:
         return {path: value}
     return {p: leaf for name, v in items for p, leaf in _leaves(v, (*path, name)).items()}
+
+
+def _is_mutable(value: Any) -> bool:
+    """Whether the leaves of a value may change while it stays the same object."""
+    if isinstance(value, tuple):
+        return any(map(_is_mutable, value))
+    return isinstance(value, (dict, list, set)) or _leaves(value).keys() != {()}
+
+
+def _equals(now: Any, before: Any) -> bool:
+    return now is before or (
+        isinstance(now, (bool, int, float, str, frozenset))
+        and isinstance(before, (bool, int, float, str, frozenset))
+        and now == before
+    )
 
 
 class WeightChecksum:

@@ -26,12 +26,12 @@ from boxcov._torch.modules import LayerCallMode, check_buffers, versions
 from boxcov._torch.process_state import at_least_float32
 from boxcov.errors import BoxcovError, NotFiniteFrameError, join_names
 from boxcov.kfac.checkpoint import check_count, pack_sums, unpack_sums
-from boxcov.kfac.factors import FactorSums, InputFactors, Term, add_terms, output_terms
+from boxcov.kfac.factors import FactorSums, InputFactors, add_terms, output_terms
 from boxcov.kfac.losses import LAYERS, FrameLosses
 from boxcov.posterior.kronecker_block import Layer
 
 _NO_INPUT = torch.empty(0)
-_NamedTerm = tuple[str, Term]
+_NamedTerm = tuple[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -253,9 +253,11 @@ def _add_gradient(total: Tensor, size: Tensor, call: LayerCall, d: Tensor) -> tu
 
 def _finite_loss(terms: list[_NamedTerm], losses: Tensor, number: int) -> float:
     """Return the sum of the losses; raise if a term is not finite. Synchronizes once."""
-    totals = [losses.detach().sum(dtype=torch.float64), *(term.total for _, term in terms)]
-    loss, *values = torch.stack(totals).tolist()
-    bad = list(dict.fromkeys(name for (name, _), v in zip(terms, values) if not isfinite(v)))
+    own = {id(term): term for _, term in terms}  # layers may share one
+    totals = [tensor.sum(dtype=torch.float64) for tensor in (losses.detach(), *own.values())]
+    loss, *sums = torch.stack(totals).tolist()
+    wrong = {key for key, total in zip(own, sums) if not isfinite(total)}
+    bad = list(dict.fromkeys(name for name, term in terms if id(term) in wrong))
     if bad:
         raise NotFiniteFrameError(
             f"item {number} gives a NaN or infinite input or gradient at {join_names(bad)}, "

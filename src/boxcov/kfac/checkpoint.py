@@ -13,6 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
@@ -32,13 +33,15 @@ _KIND = ("a checkpoint of a fit", _KEY, "remove it to start again")
 
 
 def hash_item(item: Any) -> str:
-    """Return the SHA-256 of the tensors, numbers and strings of an item."""
+    """Return the SHA-256 of the tensors, arrays, numbers and strings of an item."""
     digest = sha256()
     for leaf in tree_leaves(item):
         if isinstance(leaf, Tensor):
             hash_tensor(digest, leaf)
         elif isinstance(leaf, (str, int, float, bool, type(None))):
             digest.update(repr(leaf).encode())
+        elif isinstance(leaf, (np.ndarray, np.generic)) and not leaf.dtype.hasobject:
+            digest.update(f"{leaf.dtype} {leaf.shape}".encode() + leaf.tobytes())
     return digest.hexdigest()
 
 

@@ -78,30 +78,12 @@ def kronecker_blocks(
 # terms of one batch
 
 
-@dataclass(frozen=True)
-class Term:
-    """What one layer call adds to a sum, and its total, which is finite only if the term is."""
-
-    value: Tensor  # (G, n, n)
-    total: Tensor  # () float64
-
-    @staticmethod
-    def of(value: Tensor) -> Term:
-        return Term(value, value.sum(dtype=torch.float64))
-
-    @staticmethod
-    def unbind(values: Tensor) -> list[Term]:
-        """Return the terms of several calls (n, G, k, k), in float64 like the sums."""
-        values = values.double()
-        return [Term(*pair) for pair in zip(values.unbind(), values.sum((1, 2, 3)).unbind())]
-
-
 class InputFactors:
     """The terms of Q of one pass; layers that read the same tensor share one term."""
 
     def __init__(self, batched: bool) -> None:
         self.batched = batched
-        self.terms: dict[int, Term] = {}  # by number
+        self.terms: dict[int, Tensor] = {}  # (G, n_in, n_in) by number
         # the tensors are kept alive, so that no other tensor gets the id of one of them
         self._numbers: dict[Any, tuple[int, Tensor]] = {}
         # inputs of equal shape, dtype, device, geometry and bias become the groups of one product:
@@ -145,19 +127,18 @@ class InputFactors:
         self._was_changed |= any(call.x._version != v for call, v in zip(calls, versions))
         xs = [at_least_float32(call.batched_x) for call in calls]
         values = input_grams(xs, calls[0].geometry, has_bias)
-        terms = Term.unbind(values) if self.batched else [Term.of(value) for value in values]
-        self.terms |= zip(numbers, terms)
+        self.terms |= zip(numbers, values.double() if self.batched else values)
 
 
 @full_precision()
-def output_terms(Ds: Sequence[Tensor], batched: bool) -> list[Term]:
-    """Return the term of H of each of the gradients (B, G, n_out, T)."""
+def output_terms(Ds: Sequence[Tensor], batched: bool) -> list[Tensor]:
+    """Return the term of H (G, n_out, n_out) of each of the gradients (B, G, n_out, T)."""
     if not batched:
-        return [Term.of(gram(at_least_float32(D))) for D in Ds]
+        return [gram(at_least_float32(D)) for D in Ds]
     kinds: dict[Any, list[int]] = {}
     for number, D in enumerate(Ds):
         kinds.setdefault((D.shape, D.dtype, D.device), []).append(number)
-    terms: dict[int, Term] = {}
+    terms: dict[int, Tensor] = {}
     for numbers in kinds.values():
         like = Ds[numbers[0]]
         step = max(1, MAX_BYTES // max(1, like.numel() * max(4, like.element_size())))
@@ -165,7 +146,7 @@ def output_terms(Ds: Sequence[Tensor], batched: bool) -> list[Term]:
             chunk = numbers[start : start + step]
             D = _joined([Ds[n] for n in chunk])
             values = gram(at_least_float32(D)).unflatten(0, (len(chunk), -1))
-            terms |= zip(chunk, Term.unbind(values))
+            terms |= zip(chunk, values.double())
     return [terms[number] for number in range(len(Ds))]
 
 
@@ -178,14 +159,14 @@ def _joined(Ds: list[Tensor]) -> Tensor:
     return torch.cat(Ds, 1)
 
 
-def add_terms(pairs: Iterable[tuple[Tensor, Term]]) -> None:
+def add_terms(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
     """Add each term to its sum in place, many sums per kernel but each sum once per kernel."""
     rounds: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
     counts: Counter[int] = Counter()
     for total, term in pairs:
         totals, values = rounds.setdefault(counts[id(total)], ([], []))
         totals.append(total)
-        values.append(term.value)
+        values.append(term)
         counts[id(total)] += 1
     for totals, values in rounds.values():
         torch._foreach_add_(totals, values)

@@ -14,7 +14,15 @@ from torch.utils._pytree import tree_leaves
 from boxcov._torch.distributed import World
 from boxcov._torch.modules import check_finite_weights, fingerprint
 from boxcov.detector import Detector, check_type, own_configuration
-from boxcov.errors import BoxcovError, BoxcovWarning, check_choice, check_seed, counted, join_names
+from boxcov.errors import (
+    BoxcovError,
+    BoxcovWarning,
+    check_choice,
+    check_instance,
+    check_seed,
+    counted,
+    join_names,
+)
 from boxcov.kfac.accumulate import Accumulator
 from boxcov.kfac.checkpoint import Checkpoint
 from boxcov.kfac.ekfac import GradientMoments
@@ -106,10 +114,14 @@ def fit(
     (4, 1000.0)
     """
     check_type(detector)
+    check_instance("options", options, FitOptions)
+    if checkpoint is not None:
+        check_instance("checkpoint", checkpoint, Checkpoint)
     _check_arguments(frames, prior_precision, fisher, options)
     tau = 1.0 if isinstance(prior_precision, str) else prior_precision  # "auto" is chosen last
     check_precisions(1.0 if n_data is None else n_data, tau, "all layers")
     check_finite_weights(detector)
+    depth = depth if isinstance(depth, str) else list(depth)  # an iterator can be read once
     parameters = select_parameters(detector, depth, options.exclude)
     world = World.current() if distributed else World()
     items = Items(frames, options.fraction, options.seed, world)

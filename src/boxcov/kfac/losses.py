@@ -117,17 +117,13 @@ class FrameLosses:
         if self.sample_seed is not None:
             targets = self._sample_targets(raw, self.sample_seed, number)
         losses = _frame_losses(self.detector, raw, fresh(targets), number)
-        if most is not None and len(losses) > most:
-            raise BoxcovError(
-                f"loss() returned {len(losses)} values for item {number}, which has {most} frames: "
-                "return the sum over each frame's locations or boxes, shape (B,)"
-            )
         are_batches = isinstance(inputs, (Tensor, list)) and isinstance(targets, (Tensor, list))
-        if are_batches and len(inputs) == len(targets) > len(losses):
+        is_fewer = are_batches and len(inputs) == len(targets) > len(losses)
+        if most is not None and (len(losses) > most or is_fewer):
             raise BoxcovError(
                 f"loss() returned {counted(len(losses), 'value')} for item {number}, which has "
-                f"{len(targets)} frames: return one value per frame, shape (B,); a mean over "
-                "the batch hides the gradients of the frames"
+                f"{counted(most, 'frame')}: return one value per frame, shape (B,), the sum over "
+                "its locations or boxes; a mean over the batch hides the gradients of the frames"
             )
         return losses
 

@@ -14,7 +14,7 @@ from boxcov._torch.process_state import ProcessLock
 from boxcov._torch.snapshot import ModuleSnapshot, WeightChecksum
 from boxcov.detections import Detections
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError, BoxcovWarning, counted
+from boxcov.errors import BoxcovError, BoxcovWarning, check_instance, counted
 from boxcov.predict.cuda.static_graph import CaptureError, Graphs, backend_flags
 from boxcov.predict.exact import ExactGLM
 from boxcov.predict.mcglm import MCGLM
@@ -85,7 +85,8 @@ class CompiledModel:
     ) -> None:
         if not isinstance(model, Detector):
             _check_method(model)  # before the work
-        self.model, self.limits = model, limits or StaticLimits(boxes=256)
+        self.model, self.limits = model, StaticLimits(boxes=256) if limits is None else limits
+        check_instance("limits", self.limits, StaticLimits)
         self._plain = model.detect if isinstance(model, Detector) else model
         self.fallbacks = 0  # frames that the model itself had to compute
         self._detector = model if isinstance(model, Detector) else model._detector
@@ -156,15 +157,11 @@ class CompiledModel:
 
         None for a plain detector whose graph reads its weights.
         """
-        if self.network is not None and self._snapshot.has_new_settings():
+        if self.network is not None and not self._snapshot.is_unchanged():
             raise BoxcovError(_CHANGED)
         if isinstance(self.model, Predictor):
             return self.model.check_weights()
-        if self.network is None:
-            return None
-        if not self._snapshot.is_unchanged():
-            raise BoxcovError(_CHANGED)
-        return self._checksum.next_share()
+        return None if self.network is None else self._checksum.next_share()
 
     def _build(self, given: tuple[Tensor, ...]) -> FrameFunction:
         part, model = self._detector.static_part(), self.model
@@ -193,7 +190,7 @@ class CompiledModel:
 
     def _replay(self, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """What ``_compute`` returns, as a CUDA graph where there is one."""
-        if self.network is None and self._snapshot.has_moved():
+        if self.network is None and not self._snapshot.is_unchanged():
             # the function knows weights by their tensors, and a graph reads their memory
             self.function, self._snapshot = self._build(given), ModuleSnapshot(self._detector)
             self._graphs = None if self._graphs is None else Graphs(_MAX_GRAPHS)

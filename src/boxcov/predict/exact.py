@@ -59,7 +59,7 @@ class ExactGLM(Predictor):
             check_whole("samples", samples, 2)
         self.samples, self.seed = samples, check_seed(seed)
         super().__init__(detector, posterior, with_logit=with_logit, engine=engine)
-        head = part_modules(detector)["head"]
+        head = next(iter(part_modules(detector).values()), ())
         own = {id(p) for module in head for p in module.parameters()}
         named = dict(detector.named_parameters(remove_duplicate=False))
         self._reaches_below = any(id(named[name]) not in own for name in posterior.parameters)

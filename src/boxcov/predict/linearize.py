@@ -85,9 +85,13 @@ class LinearizedDetector:
 
     def recorded(self, inputs: Any, tangents: Tangents | None = None) -> Any:
         """The raw outputs of a plain pass that fills the trunk cache."""
-        with torch.no_grad():
-            raw = self._recorded(inputs, tangents)
-            return raw if self.trunk.intact() else self._recorded(inputs, tangents)
+        buffers = [] if self._buffers_checked else versions(list(self.shadow.buffers()))
+        observer = self._observer(lambda _, call: call()) if self._is_observable else nullcontext()
+        with torch.no_grad(), self.trunk.recording(), observer:
+            raw = self._forward(inputs, tangents)
+        check_buffers(buffers)
+        self._buffers_checked = True
+        return raw if self.trunk.intact() else self.recorded(inputs, tangents)
 
     @contextmanager
     def rerun(
@@ -137,15 +141,6 @@ class LinearizedDetector:
             return on_call(name, call)
 
         return LayerCallMode(self.names, run)
-
-    def _recorded(self, inputs: Any, tangents: Tangents | None) -> Any:
-        buffers = [] if self._buffers_checked else versions(list(self.shadow.buffers()))
-        observer = self._observer(lambda _, call: call()) if self._is_observable else nullcontext()
-        with self.trunk.recording(), observer:
-            raw = self._forward(inputs, tangents)
-        check_buffers(buffers)
-        self._buffers_checked = True
-        return raw
 
     def _check_unchanged(self, before: list[tuple[Tensor, int]], method: str) -> None:
         if has_writes(before):

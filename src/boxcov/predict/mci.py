@@ -45,6 +45,7 @@ class MCI(Predictor):
     """
 
     method = "mci"
+    needs_posterior = False
     router: MCIRouter
     samples: int
 

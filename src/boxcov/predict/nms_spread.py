@@ -26,6 +26,7 @@ class NMSSpread(Predictor):
     """
 
     method = "nms"
+    needs_posterior = False
 
     def __init__(self, detector: Detector) -> None:
         if type(detector).candidates is Detector.candidates:

@@ -23,7 +23,7 @@ from boxcov._torch.snapshot import ModuleSnapshot, WeightChecksum
 from boxcov.detections import Detections
 from boxcov.detector import SIGNAL_INPUTS, Detector, check_type
 from boxcov.error_model.model import ErrorModel, describe_error_model
-from boxcov.errors import BoxcovError, NotFiniteError, counted
+from boxcov.errors import BoxcovError, NotFiniteError, check_instance, counted
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.engine_options import DEFAULT_ENGINE, EngineOptions
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
@@ -39,6 +39,7 @@ class Predictor(ABC):
     """
 
     method: ClassVar[str]
+    needs_posterior: ClassVar[bool] = True
     router: Router
     posterior: Posterior | None  # MC dropout and NMS spread have none
     error_model: ErrorModel | None
@@ -55,13 +56,15 @@ class Predictor(ABC):
         engine: EngineOptions = DEFAULT_ENGINE,
     ) -> None:
         check_type(detector)
+        check_instance("engine", engine, EngineOptions)
         check_finite_weights(detector)
+        is_given = posterior is not None or self.needs_posterior
+        if is_given and not isinstance(posterior, Posterior):
+            raise BoxcovError(
+                f"expected a boxcov.Posterior, got a {type(posterior).__name__}: "
+                "boxcov.Posterior.load(path, detector) reads one"
+            )
         if posterior is not None:
-            if not isinstance(posterior, Posterior):
-                raise BoxcovError(
-                    f"expected a boxcov.Posterior, got a {type(posterior).__name__}: "
-                    "boxcov.Posterior.load(path, detector) reads one"
-                )
             posterior.check_detector(detector)
             parameters = posterior.parameters
         if with_logit and type(detector).logits is Detector.logits:

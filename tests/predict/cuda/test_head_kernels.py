@@ -74,7 +74,7 @@ def test_gradients_at_the_input_of_a_convolution(C: int, n_out: int, k: int, sid
     own = d.flatten(1, 2)[:, output_index].double().cpu()
     taps = own.flatten(2, 3) @ W[:, output_index // c].mT.double().cpu()
     taps = taps.view(*own.shape[:3], side, side, k * k, C)
-    expected = fold_gradients(taps, as_product=False).transpose(0, 1).flatten(1, 2)
+    expected = fold_gradients(taps).transpose(0, 1).flatten(1, 2)
     slot = [members.flatten().tolist().index(box) for box in range(m)]
     assert relative(found.cpu(), expected[:, slot]) < CLOSE
 

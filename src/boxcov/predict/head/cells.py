@@ -9,7 +9,6 @@ only; the cells outside the map are then rows like any other, and are set to zer
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -240,35 +239,20 @@ def backpropagate(d: Tensor, W: Tensor, stage: StageWeights) -> Tensor:
     W = W[..., : W.shape[-2] - stage.n_extra, :].transpose(-1, -2)
     side = round(d.shape[-2] ** 0.5)
     taps = (d.flatten(W.dim() - 2, -2) @ W).view(*d.shape[:-2], side, side, k * k, -1)
-    return fold_gradients(taps, as_product=d.is_cuda)
+    return fold_gradients(taps)
 
 
-def fold_gradients(taps: Tensor, as_product: bool) -> Tensor:
+def fold_gradients(taps: Tensor) -> Tensor:
     """Sum the gradients of the taps of all cells (..., side, side, k k, C) over the larger window.
 
-    Returns (..., s s, C), s = side + k - 1. It is ``torch.nn.functional.fold`` with the channels
-    last. as_product: as one product with ones and zeros, a single launch on a GPU.
+    Returns (..., s s, C), s = side + k - 1: ``torch.nn.functional.fold`` with the channels last.
     """
     *lead, side, _, n_taps, C = taps.shape
     k = round(n_taps**0.5)
     if side == 1:
         return taps.view(*lead, n_taps, C)
-    if as_product:
-        flat = taps.view(-1, side * side * n_taps, C)
-        fold = _fold_matrix(side, k, taps.dtype, taps.device)
-        return torch.bmm(fold.expand(len(flat), -1, -1), flat).view(*lead, -1, C)
     out = taps.new_zeros(*lead, side + k - 1, side + k - 1, C)
     for tap in range(n_taps):
         y, x = divmod(tap, k)
         out[..., y : y + side, x : x + side, :] += taps[..., tap, :]
     return out.flatten(-3, -2)
-
-
-@lru_cache(maxsize=32)
-def _fold_matrix(side: int, k: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """(s s, side side k k) of ones and zeros: the cell of the larger window of each tap."""
-    s = side + k - 1
-    row = torch.arange(side).view(-1, 1, 1, 1) + torch.arange(k).view(1, 1, -1, 1)
-    column = torch.arange(side).view(1, -1, 1, 1) + torch.arange(k).view(1, 1, 1, -1)
-    cell = (row * s + column).flatten()
-    return (cell == torch.arange(s * s).unsqueeze(1)).to(device, dtype)
