@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from boxcov._files.input_file import read_bytes
+from boxcov._files.input_file import read_bytes, reading
 from boxcov.errors import BoxcovError, import_package, join_names
 
 SUFFIXES = (".py", ".yaml", ".yml")
@@ -90,31 +90,31 @@ class _Bases:
 def read_settings(path: Path) -> Settings:
     """Return the settings of a ``.py`` or ``.yaml`` file, including those of its base files."""
     bases = _Bases()
-    values = _read(path, bases)
+    with reading(path, "a configuration file"):  # its settings may lie too deep in each other
+        values = _read(path, bases)
     return Settings(values, str(path), tuple(bases.missing))
 
 
 def parse_settings(text: str, source: str) -> Settings:
     """Return the settings in the text of a Python configuration."""
-    return Settings(_run_literals(_parse(text, source), {}), source)
+    with reading(source, "a Python file"):
+        return Settings(_run_literals(_parse(text), {}), source)
 
 
 def _read(path: Path, bases: _Bases) -> dict[str, Any]:
     bases.files += 1
     if bases.files > MAX_FILES:
         raise BoxcovError(f"{path}: more than {MAX_FILES} base files")
-    try:
+    is_python = path.suffix == ".py"
+    with reading(path, "a Python file" if is_python else "a YAML file"):
         text = read_bytes(path, MAX_BYTES).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BoxcovError(f"{path}: not a configuration file ({error})") from None
-    if path.suffix == ".py":
-        return _read_python(path, text, bases)
-    values = _parse_yaml(text, path)
-    return {key: _with_base(value, path, bases) for key, value in values.items()}
+        content = _parse(text) if is_python else _parse_yaml(text)
+    if isinstance(content, ast.Module):
+        return _read_python(path, content, bases)
+    return {key: _with_base(value, path, bases) for key, value in content.items()}
 
 
-def _read_python(path: Path, text: str, bases: _Bases) -> dict[str, Any]:
-    tree = _parse(text, str(path))
+def _read_python(path: Path, tree: ast.Module, bases: _Bases) -> dict[str, Any]:
     named = _run_literals(tree, {}).get("_base_", [])
     base: dict[str, Any] = {}
     for name in [named] if isinstance(named, str) else named if isinstance(named, list) else []:
@@ -148,25 +148,25 @@ def _by_name(value: Any) -> Any:
     return value
 
 
-def _parse_yaml(text: str, path: Path) -> dict[str, Any]:
+def _parse_yaml(text: str) -> dict[str, Any]:
     yaml = import_package("yaml")
     try:
         values = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise BoxcovError(f"{path}: not a YAML file ({type(error).__name__})") from None
+    except yaml.YAMLError as error:
+        raise ValueError(type(error).__name__) from None
     if not isinstance(values, dict):
-        raise BoxcovError(f"{path}: not a configuration: its content is no mapping")
+        raise BoxcovError("not a configuration: its content is no mapping")
     return {str(key): value for key, value in values.items()}
 
 
 # Python files
 
 
-def _parse(text: str, source: str) -> ast.Module:
+def _parse(text: str) -> ast.Module:
     try:
         return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise BoxcovError(f"{source}: not a Python file ({type(error).__name__})") from None
+    except SyntaxError as error:
+        raise ValueError(f"line {error.lineno}: {error.msg}") from None
 
 
 def _run_literals(tree: ast.Module, base: Mapping[str, Any]) -> dict[str, Any]:
