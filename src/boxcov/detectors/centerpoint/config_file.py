@@ -19,7 +19,7 @@ from boxcov.errors import BoxcovError, import_package, join_names
 SUFFIXES = (".py", ".yaml", ".yml")
 MAX_FILES = 100  # that are read for one configuration
 MAX_BYTES = 1 << 20  # of a configuration; real ones have some 10,000
-
+MAX_VALUES = 10_000  # of one setting, those of lists inside each other included
 
 UNKNOWN = object()  # a value that only running the file would give
 
@@ -48,7 +48,7 @@ class Settings:
         """
         for path in paths:
             value = self.at(path)
-            if _is_unknown(value):
+            if is_unknown(value):
                 raise BoxcovError(
                     f"{self.source}: {path} is not a plain value, and boxcov does not run "
                     "configuration files"
@@ -65,17 +65,22 @@ class Settings:
         return default
 
 
-def _is_unknown(value: Any) -> bool:
-    """Return whether any part of a value is UNKNOWN."""
-    seen: dict[int, Any] = {}  # each part once: a list may hold another one many times
-    left = [value]
+def is_unknown(value: Any) -> bool:
+    """Return whether any part of a setting is UNKNOWN; raise if it has too many parts.
+
+    A list that holds another one twice, which holds a third one twice, and so on, is small in the
+    file, and its text or a copy would fill any memory.
+    """
+    left, count = [value], 0
     while left:
         part = left.pop()
         if part is UNKNOWN:
             return True
-        if isinstance(part, Mapping | list) and id(part) not in seen:
-            seen[id(part)] = part
+        if isinstance(part, Mapping | list | tuple):
             left.extend(part.values() if isinstance(part, Mapping) else part)
+        count += 1
+        if count + len(left) > MAX_VALUES:
+            raise BoxcovError(f"a setting of more than {MAX_VALUES} values")
     return False
 
 
@@ -117,8 +122,8 @@ def _read(path: Path, bases: _Bases) -> dict[str, Any]:
 def _read_python(path: Path, tree: ast.Module, bases: _Bases) -> dict[str, Any]:
     named = _run_literals(tree, {}).get("_base_", [])
     base: dict[str, Any] = {}
-    for name in [named] if isinstance(named, str) else named if isinstance(named, list) else []:
-        file = path.parent / str(name)
+    for name in named if isinstance(named, list) else [named]:
+        file = path.parent / (name if isinstance(name, str) else "a file of unknown name")
         if file.is_file():
             base = _merge(base, _read(file, bases))
         else:
@@ -143,8 +148,10 @@ def _with_base(value: Any, path: Path, bases: _Bases) -> Any:
 
 def _by_name(value: Any) -> Any:
     """Return a list of dicts with a NAME as a dict of dicts."""
-    if isinstance(value, list) and all(isinstance(v, dict) and "NAME" in v for v in value):
-        return {str(v["NAME"]): v for v in value}
+    if isinstance(value, list) and all(isinstance(v, dict) for v in value):
+        names = [v.get("NAME") for v in value]
+        if all(isinstance(name, str) for name in names):
+            return dict(zip(names, value))
     return value
 
 
