@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import boxcov
+from boxcov.detectors import centerpoint, yolox
 from boxcov.detectors.centerpoint.config_file import parse_settings, read_settings
 from boxcov.detectors.centerpoint.upstream_config import config_of
 from helpers.centerpoint_cases import pillar_config
-from helpers.centerpoint_files import config_text
+from helpers.centerpoint_files import config_text, saved
 
 DEEP = "x = dict(a=1)\n" + "x = dict(a=x)\n" * 3000
 
@@ -61,3 +63,32 @@ def test_settings_of_another_type_are_refused(setting, value, message):
     assert setting in text
     with pytest.raises(boxcov.BoxcovError, match=f"cfg: .*{message}"):
         config_of(parse_settings(text.replace(setting, value), "cfg"), "mmdet3d")
+
+
+# what a checkpoint says
+
+
+def test_a_configuration_in_a_checkpoint_is_as_small_as_a_file(tmp_path):
+    """Reading takes 12 s per MB."""
+    meta = {"config": "x = 1\n" * 200_000}
+    path = saved({"state_dict": {"bbox_head.a": torch.ones(1)}, "meta": meta}, tmp_path)
+    with pytest.raises(boxcov.BoxcovError, match="1200000 characters, at most 1048576 are read"):
+        centerpoint.load(path)
+
+
+@pytest.mark.parametrize("version", ["9" * 10_000, "0.16" + "x" * 10**6])
+def test_a_version_without_end_is_no_traceback(version, tmp_path):
+    state = {"pts_bbox_head.a": torch.ones(1)}
+    path = saved({"state_dict": state, "meta": {"mmdet3d_version": version}}, tmp_path)
+    with pytest.raises(boxcov.BoxcovError) as caught:
+        centerpoint.load(path, "pillar02")
+    assert len(str(caught.value)) < 2000
+
+
+@pytest.mark.parametrize("load", [yolox.load, lambda path: centerpoint.load(path, "pillar02")])
+@pytest.mark.parametrize("start", ["", "bbox_head."])
+def test_long_names_of_tensors_are_cut_in_messages(load, start, tmp_path):
+    content = {start + "n" * 10**6 + str(i): torch.ones(1) for i in range(9)}
+    with pytest.raises(boxcov.BoxcovError, match=r"n{100}") as caught:
+        load(saved(content, tmp_path))
+    assert len(str(caught.value)) < 5000

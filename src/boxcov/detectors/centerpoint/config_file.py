@@ -102,6 +102,8 @@ def read_settings(path: Path) -> Settings:
 
 def parse_settings(text: str, source: str) -> Settings:
     """Return the settings in the text of a Python configuration."""
+    if len(text) > MAX_BYTES:
+        raise BoxcovError(f"{source}: {len(text)} characters, at most {MAX_BYTES} are read")
     with reading(source, "a Python file"):
         return Settings(_run_literals(_parse(text), {}), source)
 
