@@ -65,6 +65,15 @@ def test_settings_of_another_type_are_refused(setting, value, message):
         config_of(parse_settings(text.replace(setting, value), "cfg"), "mmdet3d")
 
 
+@pytest.mark.parametrize("key", ["<<", "!!merge x"])
+def test_mappings_that_merge_each_other_are_refused(key, tmp_path):
+    """Each would be twice as long as the one before."""
+    lines = [f"a{i}: &a{i} {{{key}: [*a{i - 1}, *a{i - 1}]}}" for i in range(1, 40)]
+    (tmp_path / "a.yaml").write_text("\n".join(["a0: &a0 {k: 1}", *lines]))
+    with pytest.raises(boxcov.BoxcovError, match=r"a\.yaml: merge keys \(<<\) are not read"):
+        read_settings(tmp_path / "a.yaml")
+
+
 # what a checkpoint says
 
 

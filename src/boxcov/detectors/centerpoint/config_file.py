@@ -159,8 +159,15 @@ def _by_name(value: Any) -> Any:
 
 def _parse_yaml(text: str) -> dict[str, Any]:
     yaml = import_package("yaml")
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc, name-defined]
+        def flatten_mapping(self, node: Any) -> None:
+            if any(key.tag.endswith(":merge") for key, _ in node.value):
+                # a mapping that merges another one twice, and so on, would fill any memory
+                raise BoxcovError("merge keys (<<) are not read: write the settings out")
+
     try:
-        values = yaml.safe_load(text)
+        values = yaml.load(text, Loader)
     except yaml.YAMLError as error:
         raise ValueError(type(error).__name__) from None
     if not isinstance(values, dict):
