@@ -101,7 +101,7 @@ def test_missing_folders_and_files(root: Path) -> None:
         path = root / "training" / name
         content = path.read_text()
         path.unlink()
-        assert_fails(root, str(path), "cannot be read")
+        assert_fails(root, str(path), "no such file")
         path.write_text(content)
     (root / "training/label_2").rename(root / "elsewhere")
     assert_fails(root, "label_2", "no such folder")

@@ -26,6 +26,12 @@ def test_a_seed_of_numpy_is_that_of_python() -> None:
     assert torch.equal(same[0], frame[0])
 
 
+def test_a_scene_has_room_for_25_objects() -> None:
+    assert max(len(t[0]["boxes"]) for _, t in shapes.frames(count=40, objects=25)) > 20
+    with pytest.raises(BoxcovError, match="room for 25 objects, got 26"):
+        shapes.frames(objects=26)
+
+
 def test_seeds_of_any_size_are_taken() -> None:
     assert item_seed(2, 5) == 2_000_011
     assert item_seed(10**17, 3) < 2**64

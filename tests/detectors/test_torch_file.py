@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from boxcov import BoxcovError
 from boxcov.detectors.torch_file import Foreign, read_torch_file
 from boxcov.detectors.weight_file import read_weights
-from helpers.pickles import HUGE_PICKLES, rebuilt, torch_zip
+from helpers.pickles import HUGE_PICKLES, rebuilt, text, torch_zip
 
 
 def content() -> dict[str, Any]:
@@ -77,6 +77,16 @@ def test_small_files_with_huge_claims_are_refused(tmp_path, name) -> None:
     path = torch_zip(tmp_path / "x.pth", HUGE_PICKLES[name], {"0": b""})
     with pytest.raises(BoxcovError, match=r"x\.pth: "):
         read_weights(path)
+
+
+def test_entries_that_many_dicts_share_are_copied_once(tmp_path) -> None:
+    """Five thousand dicts of twenty thousand entries, in 280 kB, would fill 2 GB."""
+    entries = b"".join(text(str(i)) + b"K\x01\x86" for i in range(500))
+    shared = b"]q\x00(" + entries + b"e" + b"ccollections\nOrderedDict\nq\x01"
+    path = torch_zip(
+        tmp_path / "x.pth", b"\x80\x02(" + shared + b"h\x01h\x00\x85R" * 400 + b"t.", {}
+    )
+    assert sum(len(made) for made in read_torch_file(path) if isinstance(made, dict)) == 500
 
 
 def test_an_early_file_with_a_tuple_as_a_name_is_refused(tmp_path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from boxcov._files.input_file import read_bytes
+from boxcov._files.input_file import read_bytes, reading
 from boxcov.data.poses import into_axes
 from boxcov.errors import BoxcovError, BoxcovWarning
 
@@ -24,12 +24,8 @@ def read_points(path: Path, columns: int, advice: str = "unpack it again") -> Te
 
     Points with a NaN or infinity in their first four columns are dropped with a warning.
     """
-    try:
+    with reading(path, "a point file", "is this part of the data set unpacked?"):
         data = read_bytes(path, MAX_BYTES)
-    except OSError as error:
-        raise BoxcovError(
-            f"{path}: cannot be read ({error.strerror}): is this part of the data set unpacked?"
-        ) from None
     if not data:
         raise BoxcovError(f"{path}: an empty point file: unpack it again")
     if len(data) % (4 * columns):

@@ -10,11 +10,12 @@ from torch import Tensor
 from boxcov._torch.process_state import item_seed
 from boxcov.data.poses import into_axes
 from boxcov.data.sequence import FrameSequence
-from boxcov.errors import check_seed, check_whole
+from boxcov.errors import BoxcovError, check_seed, check_whole
 
 PIXELS = 64
 METRES = 32.0  # the side of a scene
 CLASSES = ("car", "pedestrian")
+_SIDE = int(METRES // 6)  # squares of 6 m along one side, each with room for one object
 _SIZES = torch.tensor([[1.9, 4.6], [0.9, 1.1]])  # w, l
 
 Frame = tuple[Tensor, list[dict[str, Tensor]]]
@@ -35,7 +36,7 @@ class Shapes(FrameSequence):
 
 
 def frames(count: int = 100, seed: int = 0, noise: float = 0.1, objects: int = 6) -> Shapes:
-    """Return ``count`` scenes of 32 m x 32 m with up to ``objects`` objects.
+    """Return ``count`` scenes of 32 m x 32 m with up to ``objects`` objects, 25 at most.
 
     A frame is ``(inputs, targets)``: an image (1, 1, 64, 64) whose pixels have noise of this
     standard deviation, and a list of one dict with ``boxes`` (n, 5) x y w l yaw in metres and
@@ -47,6 +48,8 @@ def frames(count: int = 100, seed: int = 0, noise: float = 0.1, objects: int = 6
     """
     check_whole("count", count, 0)
     check_whole("objects", objects, 0)
+    if objects > _SIDE**2:
+        raise BoxcovError(f"a scene has room for {_SIDE**2} objects, got {objects}")
     return Shapes(count, seed=seed, noise=noise, objects=objects)
 
 
@@ -68,10 +71,9 @@ def render(boxes: Tensor) -> Tensor:
 def _scene(objects: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     n = int(torch.randint(objects // 2, objects + 1, (), generator=generator)) if objects else 0
     labels = torch.randint(0, 2, (n,), generator=generator)
-    # at most one object per 6 m square, so that they do not overlap
-    side = int(METRES // 6)
-    squares = torch.randperm(side * side, generator=generator)[:n]
-    middle = torch.stack([squares % side, squares // side], 1) * 6.0 + 3.0
+    # at most one object per square, so that they do not overlap
+    squares = torch.randperm(_SIDE**2, generator=generator)[:n]
+    middle = torch.stack([squares % _SIDE, squares // _SIDE], 1) * 6.0 + 3.0
     centres = middle + 2.4 * torch.rand(n, 2, generator=generator) - 0.2
     sizes = _SIZES[labels] * (1 + 0.12 * torch.randn(n, 2, generator=generator)).clamp(0.7, 1.4)
     yaw = (2 * torch.rand(n, 1, generator=generator) - 1) * pi

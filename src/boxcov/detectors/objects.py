@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from boxcov.box_layout import SPACE
-from boxcov.errors import BoxcovError, counted
+from boxcov.errors import BoxcovError, counted, join_names
 
 
 def check_images(images: Tensor, divisor: int) -> None:
@@ -67,7 +67,7 @@ def _objects(
             raise BoxcovError(
                 f"{place}: {name} must be a tensor {shape}, got a {type(found).__name__}"
             )
-    boxes, labels = target["boxes"].to(like), target["labels"].to(like.device).long()
+    boxes, labels = target["boxes"].to(like), target["labels"].to(like.device)
     # a detector without velocities can be trained on data that has them
     widths = (D, D + 2) if tuple(fields) == SPACE else (D,)
     if boxes.dim() != 2 or boxes.shape[1] not in widths or labels.shape != boxes.shape[:1]:
@@ -75,7 +75,11 @@ def _objects(
             f"{place}: boxes must have the shape (n, {D}) for {' '.join(fields)} "
             f"and labels (n,), got {tuple(boxes.shape)} and {tuple(labels.shape)}"
         )
-    return boxes[:, :D], labels
+    if labels.is_floating_point() and not bool((labels == labels.round()).all()):
+        raise BoxcovError(
+            f"{place}: labels must be whole numbers, got {join_names(map(str, labels.tolist()))}"
+        )
+    return boxes[:, :D], labels.long()
 
 
 def _sound_boxes(boxes: Tensor) -> Tensor:

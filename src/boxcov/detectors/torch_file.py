@@ -260,9 +260,11 @@ def _call(function: Any, arguments: Any) -> Any:
     name = function.name if isinstance(function, Foreign) else ""
     if name == "collections.OrderedDict":
         pairs = arguments[0] if arguments else []
-        if any(len(pair) != 2 for pair in pairs):  # a shared list would be copied again and again
+        if type(pairs) is not list or any(len(pair) != 2 for pair in pairs):
             raise ValueError("entries of an OrderedDict that are no pairs")
-        return _pairs([value for pair in pairs for value in pair])
+        made = _pairs([value for pair in pairs for value in pair])
+        pairs.clear()  # a list that many of them share would be copied again and again
+        return made
     if name in ("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2"):
         return _tensor(*arguments)
     if name in ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -71,7 +71,7 @@ def _state(content: Any, path: Path) -> tuple[State, Mapping[str, str]]:
     state = next((inside[key] for key in _KEYS if key in inside), inside)
     values = list(state.values()) if isinstance(state, dict) else [state]
     if not values or not all(isinstance(tensor, Tensor) for tensor in values):
-        found = join_names(map(shorten, inside)) if inside else type(content).__name__
+        found = shown_names(inside) if inside else type(content).__name__
         raise BoxcovError(
             f"{path}: no weights found; looked for a dict of tensors, alone or under "
             f"{', '.join(_KEYS[:-1])} or {_KEYS[-1]}, and found {found}"
@@ -126,6 +126,11 @@ def refuse_differences(
 ) -> None:
     """Raise one error if tensors of a file are missing, surplus or of another shape."""
     lists = {"missing": missing, "surplus": surplus, "of another shape": wrong}
-    found = [f"{len(n)} {kind}: {join_names(n, 20)}" for kind, n in lists.items() if n]
+    found = [f"{len(n)} {kind}: {shown_names(n, 20)}" for kind, n in lists.items() if n]
     if found:
         raise BoxcovError(f"{misfit}. {'; '.join(found)}")
+
+
+def shown_names(names: Iterable[str], most: int = 8) -> str:
+    """Return the first few names of a file's tensors, as long as a message can show."""
+    return join_names((shorten(name, 200) for name in names), most)

@@ -125,12 +125,22 @@ def test_nms_stops_after_the_boxes_that_are_reported(monkeypatch) -> None:
     assert sum(compared) <= 1 << 18
 
 
-def test_a_list_that_holds_itself_many_times_is_read_once(tmp_path) -> None:
+def test_a_list_that_holds_itself_many_times_is_no_setting(tmp_path) -> None:
+    """Its text or a copy of it would fill any memory, also in a message."""
     from boxcov.detectors.centerpoint.config_file import read_settings
 
-    lines = ["x0 = [1]", *(f"x{i + 1} = [x{i}, x{i}]" for i in range(60))]
-    (tmp_path / "net.py").write_text("\n".join(lines))
-    assert len(read_settings(tmp_path / "net.py").get("x60")) == 2
+    lines = ["x0 = [1]", *(f"x{i + 1} = [x{i}, x{i}]" for i in range(60)), "y = [1, [2, 3]]"]
+    (tmp_path / "net.py").write_text("\n".join([*lines, "_base_ = [x60]"]))
+    settings = read_settings(tmp_path / "net.py")
+    assert settings.at("y") == [1, [2, 3]]
+    with pytest.raises(BoxcovError, match="a setting of more than 10000 values"):
+        settings.get("x60")
+    lines = ["x0: &x0 [1]", *(f"x{i + 1}: &x{i + 1} [*x{i}, *x{i}]" for i in range(60))]
+    (tmp_path / "net.yaml").write_text("\n".join([*lines, "y: {z: [{NAME: *x60}]}"]))
+    settings = read_settings(tmp_path / "net.yaml")
+    assert len(settings.at("y.z")) == 1
+    with pytest.raises(BoxcovError, match="a setting of more than 10000 values"):
+        settings.get("y.z")
 
 
 @pytest.mark.parametrize("suffix", [".py", ".yaml"])

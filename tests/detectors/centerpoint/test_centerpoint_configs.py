@@ -64,6 +64,12 @@ def test_circle_nms_has_names_of_its_own():
     assert circle == replace(plain, reporting=replace(plain.reporting, nms="circle"))
 
 
+@pytest.mark.parametrize("make", [Config.pillar, lambda name: Config.voxel(0.1, name)])
+def test_an_unknown_framework_is_refused(make):
+    with pytest.raises(boxcov.BoxcovError, match=r"framework must be one of .* got 'OpenPCDet'"):
+        make("OpenPCDet")
+
+
 def test_own_files_need_no_config(tmp_path):
     path = tmp_path / "own.safetensors"
     centerpoint.save(centerpoint.CenterPoint(Config.small()), path)

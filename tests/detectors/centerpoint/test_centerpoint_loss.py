@@ -207,6 +207,7 @@ def test_a_perfect_prediction_has_a_small_loss():
     ("change", "message"),
     [
         (lambda t: {**t, "labels": t["labels"] + 9}, "labels from 9 to 18, but 10 classes"),
+        (lambda t: {**t, "labels": t["labels"] + 0.5}, "labels must be whole numbers, got 0.5"),
         (lambda t: {**t, "boxes": t["boxes"][:, :7]}, r"boxes must have the shape \(n, 9\)"),
         (lambda t: {**t, "labels": t["labels"][1:]}, r"labels \(n,\), got \(20, 9\) and \(19,\)"),
         (lambda t: [t["boxes"], t["labels"]], "must be a dict with boxes and labels, got a list"),

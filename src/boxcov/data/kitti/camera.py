@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from boxcov._files.input_file import read_bytes
+from boxcov._files.input_file import read_bytes, reading
 from boxcov.data.poses import BOX_FIELDS, Pose, into_axes, rotate_yaw
 from boxcov.errors import BoxcovError
 
@@ -116,12 +116,8 @@ def parse_numbers(words: Sequence[str]) -> list[float]:
 
 def _matrix(path: Path, name: str) -> Tensor:
     """Return the matrix (3, 4) of a line of the file, (3, 3) for R0_rect."""
-    try:
+    with reading(path, "a calibration file", "unpack the calibration archive there"):
         lines = read_bytes(path).decode("ascii", errors="replace").splitlines()
-    except OSError as error:
-        raise BoxcovError(
-            f"{path}: cannot be read ({error.strerror}): unpack the calibration archive there"
-        ) from None
     text = dict(line.split(":", 1) for line in lines if ":" in line).get(name, "")
     columns, values = 3 if name == "R0_rect" else 4, parse_numbers(text.split())
     if len(values) != 3 * columns:

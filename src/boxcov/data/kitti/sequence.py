@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boxcov._files.input_file import read_text, shorten
+from boxcov._files.input_file import read_text, reading, shorten
 from boxcov.data.kitti.camera import (
     CameraCalibration,
     from_camera,
@@ -127,12 +127,8 @@ def read_labels(path: Path) -> list[tuple[str, list[float]]]:
 
     DontCare regions are left out.
     """
-    try:
+    with reading(path, "a label file", "unpack the label archive there"):
         lines = read_text(path).splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BoxcovError(
-            f"{path}: cannot be read ({error}): unpack the label archive there"
-        ) from None
     found = []
     for number, line in enumerate(lines, 1):
         kind, *words = line.split() or ["DontCare"]
@@ -214,10 +210,8 @@ class KittiDrive(Kitti):
                 f"{path.parent}: no such folder: the ego poses of a drive are computed from the "
                 "files of its inertial system (oxts). Without them, track in LiDAR coordinates"
             )
-        try:
+        with reading(path, "a file of the inertial system", "unpack oxts again"):
             values = parse_numbers(read_text(path).split())
-        except (OSError, UnicodeDecodeError) as error:
-            raise BoxcovError(f"{path}: cannot be read ({error}): unpack oxts again") from None
         if len(values) != _OXTS or abs(values[0]) > 85:
             raise BoxcovError(f"{path}: no ego pose: expected {_OXTS} numbers, latitude first")
         return values[:6]

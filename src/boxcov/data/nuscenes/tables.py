@@ -9,7 +9,7 @@ from os.path import isfile
 from pathlib import Path
 from typing import Any, TypeVar
 
-from boxcov._files.input_file import MAX_TEXT, is_text, open_text, shorten
+from boxcov._files.input_file import MAX_TEXT, is_text, open_text, reading, shorten
 from boxcov.errors import BoxcovError
 
 Row = dict[str, Any]
@@ -41,11 +41,8 @@ class Table:
             )
 
     def __iter__(self) -> Iterator[Row]:
-        try:
-            with open_text(self.path) as file:
-                yield from self._objects(file)
-        except (OSError, UnicodeDecodeError) as error:
-            raise BoxcovError(f"{self.path}: cannot be read ({error})") from None
+        with reading(self.path, "a table of nuScenes"), open_text(self.path) as file:
+            yield from self._objects(file)
 
     def text(self, row: Row, key: str) -> str:
         return self._entry(row, key, is_text, _TEXT)

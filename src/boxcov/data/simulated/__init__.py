@@ -15,7 +15,7 @@ import torch
 
 from boxcov.data.nuscenes.classes import CLASSES
 from boxcov.data.sequence import FrameSequence
-from boxcov.data.simulated.drive import LONGEST, RATES, Drive, Settings
+from boxcov.data.simulated.drive import LONGEST, RATES, Drive
 from boxcov.data.simulated.scenarios import SCENARIOS
 from boxcov.data.simulated.sensor import Frame, make_frames
 from boxcov.errors import BoxcovError
@@ -96,8 +96,11 @@ def sequences(
         raise BoxcovError(f"rate must be {', '.join(map(str, RATES))} frames per second: {rate!r}")
     if not 1 / rate <= seconds <= LONGEST:
         raise BoxcovError(f"seconds must be from {1 / rate} (one frame) to {LONGEST}: {seconds!r}")
-    settings = Settings(SCENARIOS[scenario], int(seed), float(seconds), int(rate), int(sweeps))
-    return [Drive(settings, number) for number in range(int(count))]
+    options = {"seed": int(seed), "rate": int(rate), "sweeps": int(sweeps)}
+    return [
+        Drive(SCENARIOS[scenario], number, seconds=float(seconds), **options)
+        for number in range(int(count))
+    ]
 
 
 def _check(scenario: str, seed: int, sweeps: int, count: int, most: int) -> None:

@@ -26,17 +26,6 @@ _NEXT = 1 << 40  # distance of random streams: those of one frame's index are be
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What a drive is made from, besides its index."""
-
-    scenario: Scenario
-    seed: int
-    seconds: float
-    rate: int  # frames per second
-    sweeps: int
-
-
-@dataclass(frozen=True)
 class World:
     """A street with everything on it, over time."""
 
@@ -52,13 +41,16 @@ class Drive(FrameSequence):
     The first frame is frame ``number`` of ``frames``.
     """
 
-    def __init__(self, settings: Settings, number: int) -> None:
-        super().__init__(ceil(round(settings.seconds * settings.rate, 6)))
-        self.settings, self.number = settings, number
+    def __init__(
+        self, scenario: Scenario, number: int, *, seed: int, seconds: float, rate: int, sweeps: int
+    ) -> None:
+        super().__init__(ceil(round(seconds * rate, 6)))
+        self.scenario, self.number, self.seed = scenario, number, seed
+        self.seconds, self.rate, self.sweeps = seconds, rate, sweeps  # rate: frames per second
 
     def timestamp(self, item: int) -> int:
         """Return the time of a frame in microseconds, 0 at the start."""
-        return round(1e6 * self.indices[item] / self.settings.rate)
+        return round(1e6 * self.indices[item] / self.rate)
 
     def pose(self, item: int) -> Pose:
         """Return the pose from the LiDAR of a frame to that of the first one: the world's axes."""
@@ -69,10 +61,10 @@ class Drive(FrameSequence):
         return Pose(rotation_matrix(quaternion), torch.stack([x, y, z]))
 
     def load(self, index: int) -> Frame:
-        settings, step = self.settings, self._step(index)
+        step = self._step(index)
         scene, ids = self.scene(step)
-        rng = make_rng(settings.seed, 2 * (self.number + step * _NEXT) + 1, "cpu")
-        clouds, targets = observe(stack([scene], "cpu"), [rng], settings.scenario, settings.sweeps)
+        rng = make_rng(self.seed, 2 * (self.number + step * _NEXT) + 1, "cpu")
+        clouds, targets = observe(stack([scene], "cpu"), [rng], self.scenario, self.sweeps)
         targets[0]["ids"] = ids[targets[0].pop("rows")]
         return clouds, targets
 
@@ -92,20 +84,19 @@ class Drive(FrameSequence):
         road = replace(street.road, heading=axis, ego=ego, crossing=float(crossing))
         waves = _seen_from(street.waves, x0, y0, turn)
         here = Street(road, placed, street.looks, waves).where(near)
-        return assemble(here, self.settings.scenario, ego_s), near.nonzero()[:, 0]
+        return assemble(here, self.scenario, ego_s), near.nonzero()[:, 0]
 
     @cached_property
     def world(self) -> World:
         """The street, long enough for the ego car, and everything on it over time."""
-        seed, scenario, seconds = self.settings.seed, self.settings.scenario, self.settings.seconds
-        first = draw_street(make_rng(seed, 2 * self.number, "cpu"), scenario)
-        last = ceil((_FASTEST * seconds + WINDOW) / (2 * WINDOW))
+        first = draw_street(make_rng(self.seed, 2 * self.number, "cpu"), self.scenario)
+        last = ceil((_FASTEST * self.seconds + WINDOW) / (2 * WINDOW))
         roads = [(first.road, 0.0)]
         placed, looks = first.placed, first.looks
         heading = torch.tensor(first.road.heading)
         for number in [*range(1, last + 1), -1]:
-            rng = make_rng(seed, 2 * (self.number + (number % (last + 2)) * _NEXT), "cpu")
-            more = draw_street(rng, scenario, along=first.road)
+            rng = make_rng(self.seed, 2 * (self.number + (number % (last + 2)) * _NEXT), "cpu")
+            more = draw_street(rng, self.scenario, along=first.road)
             shift = 2 * WINDOW * number
             roads.append((more.road, shift))
             x, y = more.placed.x + shift * heading.cos(), more.placed.y + shift * heading.sin()
@@ -115,8 +106,8 @@ class Drive(FrameSequence):
         street = Street(first.road, placed, looks, first.waves)
         street = street.where(is_free(street))
         crossings = torch.tensor([road.crossing + s for road, s in roads if road.crossing < WINDOW])
-        plan = make_rng(seed, 2 * (self.number + (1 << 20) * _NEXT), "cpu")
-        steps = ceil(round(seconds / STEP, 6))
+        plan = make_rng(self.seed, 2 * (self.number + (1 << 20) * _NEXT), "cpu")
+        steps = ceil(round(self.seconds / STEP, 6))
         return World(street, crossings, move(street, crossings, plan, steps))
 
     def _ego(self, step: int) -> Tensor:
@@ -124,7 +115,7 @@ class Drive(FrameSequence):
         return self.world.states[step, 0, :3] - self.world.states[0, 0, :3]
 
     def _step(self, number: int) -> int:
-        return round(number / (self.settings.rate * STEP))
+        return round(number / (self.rate * STEP))
 
 
 def _seen_from(waves: Tensor, x: Tensor, y: Tensor, turn: Tensor) -> Tensor:

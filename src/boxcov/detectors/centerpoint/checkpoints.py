@@ -28,8 +28,15 @@ from boxcov.detectors.centerpoint.frameworks import (
 )
 from boxcov.detectors.centerpoint.upstream_config import choose_config
 from boxcov.detectors.centerpoint.voxel_encoder import SparseConv
-from boxcov.detectors.weight_file import State, check_fit, copy_weights, load_weights, read_weights
-from boxcov.errors import BoxcovError, did_you_mean, join_names
+from boxcov.detectors.weight_file import (
+    State,
+    check_fit,
+    copy_weights,
+    load_weights,
+    read_weights,
+    shown_names,
+)
+from boxcov.errors import BoxcovError, did_you_mean
 
 _KEY = "boxcov.centerpoint"
 _WEIGHTS = Path(__file__).parent / "weights"
@@ -158,7 +165,7 @@ def _framework(state: State, path: Path) -> Framework:
     prefixes = ", ".join(f"{head}. ({framework})" for framework, head in heads.items())
     raise BoxcovError(
         f"{path}: no CenterPoint that boxcov knows: looked for names that start with {prefixes}, "
-        f"and found {join_names(state, 4)}"
+        f"and found {shown_names(state, 4)}"
     )
 
 

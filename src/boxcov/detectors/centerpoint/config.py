@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from boxcov._files.input_file import conform, parse_metadata
 from boxcov._files.output_file import to_json
 from boxcov.detectors.centerpoint.voxels import VoxelGrid
-from boxcov.errors import BoxcovError
+from boxcov.errors import BoxcovError, check_choice
 
 Framework = Literal["mmdet3d", "det3d", "openpcdet"]
 FRAMEWORKS: tuple[Framework, ...] = get_args(Framework)
@@ -98,6 +98,7 @@ class Reporting:
 
     @staticmethod
     def of(framework: Framework) -> Reporting:
+        check_choice("framework", framework, Framework)
         if framework == "det3d":
             return Reporting(candidates=1000, per_class=False)
         return Reporting()

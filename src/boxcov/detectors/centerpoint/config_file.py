@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from boxcov._files.input_file import read_bytes
+from boxcov._files.input_file import read_bytes, reading
 from boxcov.errors import BoxcovError, import_package, join_names
 
 SUFFIXES = (".py", ".yaml", ".yml")
 MAX_FILES = 100  # that are read for one configuration
 MAX_BYTES = 1 << 20  # of a configuration; real ones have some 10,000
-
+MAX_VALUES = 10_000  # of one setting, those of lists inside each other included
 
 UNKNOWN = object()  # a value that only running the file would give
 
@@ -48,7 +48,7 @@ class Settings:
         """
         for path in paths:
             value = self.at(path)
-            if _is_unknown(value):
+            if is_unknown(value):
                 raise BoxcovError(
                     f"{self.source}: {path} is not a plain value, and boxcov does not run "
                     "configuration files"
@@ -65,17 +65,22 @@ class Settings:
         return default
 
 
-def _is_unknown(value: Any) -> bool:
-    """Return whether any part of a value is UNKNOWN."""
-    seen: dict[int, Any] = {}  # each part once: a list may hold another one many times
-    left = [value]
+def is_unknown(value: Any) -> bool:
+    """Return whether any part of a setting is UNKNOWN; raise if it has too many parts.
+
+    A list that holds another one twice, which holds a third one twice, and so on, is small in the
+    file, and its text or a copy would fill any memory.
+    """
+    left, count = [value], 0
     while left:
         part = left.pop()
         if part is UNKNOWN:
             return True
-        if isinstance(part, Mapping | list) and id(part) not in seen:
-            seen[id(part)] = part
+        if isinstance(part, Mapping | list | tuple):
             left.extend(part.values() if isinstance(part, Mapping) else part)
+        count += 1
+        if count + len(left) > MAX_VALUES:
+            raise BoxcovError(f"a setting of more than {MAX_VALUES} values")
     return False
 
 
@@ -90,35 +95,37 @@ class _Bases:
 def read_settings(path: Path) -> Settings:
     """Return the settings of a ``.py`` or ``.yaml`` file, including those of its base files."""
     bases = _Bases()
-    values = _read(path, bases)
+    with reading(path, "a configuration file"):  # its settings may lie too deep in each other
+        values = _read(path, bases)
     return Settings(values, str(path), tuple(bases.missing))
 
 
 def parse_settings(text: str, source: str) -> Settings:
     """Return the settings in the text of a Python configuration."""
-    return Settings(_run_literals(_parse(text, source), {}), source)
+    if len(text) > MAX_BYTES:
+        raise BoxcovError(f"{source}: {len(text)} characters, at most {MAX_BYTES} are read")
+    with reading(source, "a Python file"):
+        return Settings(_run_literals(_parse(text), {}), source)
 
 
 def _read(path: Path, bases: _Bases) -> dict[str, Any]:
     bases.files += 1
     if bases.files > MAX_FILES:
         raise BoxcovError(f"{path}: more than {MAX_FILES} base files")
-    try:
+    is_python = path.suffix == ".py"
+    with reading(path, "a Python file" if is_python else "a YAML file"):
         text = read_bytes(path, MAX_BYTES).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BoxcovError(f"{path}: not a configuration file ({error})") from None
-    if path.suffix == ".py":
-        return _read_python(path, text, bases)
-    values = _parse_yaml(text, path)
-    return {key: _with_base(value, path, bases) for key, value in values.items()}
+        content = _parse(text) if is_python else _parse_yaml(text)
+    if isinstance(content, ast.Module):
+        return _read_python(path, content, bases)
+    return {key: _with_base(value, path, bases) for key, value in content.items()}
 
 
-def _read_python(path: Path, text: str, bases: _Bases) -> dict[str, Any]:
-    tree = _parse(text, str(path))
+def _read_python(path: Path, tree: ast.Module, bases: _Bases) -> dict[str, Any]:
     named = _run_literals(tree, {}).get("_base_", [])
     base: dict[str, Any] = {}
-    for name in [named] if isinstance(named, str) else named if isinstance(named, list) else []:
-        file = path.parent / str(name)
+    for name in named if isinstance(named, list) else [named]:
+        file = path.parent / (name if isinstance(name, str) else "a file of unknown name")
         if file.is_file():
             base = _merge(base, _read(file, bases))
         else:
@@ -143,30 +150,39 @@ def _with_base(value: Any, path: Path, bases: _Bases) -> Any:
 
 def _by_name(value: Any) -> Any:
     """Return a list of dicts with a NAME as a dict of dicts."""
-    if isinstance(value, list) and all(isinstance(v, dict) and "NAME" in v for v in value):
-        return {str(v["NAME"]): v for v in value}
+    if isinstance(value, list) and all(isinstance(v, dict) for v in value):
+        names = [v.get("NAME") for v in value]
+        if all(isinstance(name, str) for name in names):
+            return dict(zip(names, value))
     return value
 
 
-def _parse_yaml(text: str, path: Path) -> dict[str, Any]:
+def _parse_yaml(text: str) -> dict[str, Any]:
     yaml = import_package("yaml")
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc, name-defined]
+        def flatten_mapping(self, node: Any) -> None:
+            if any(key.tag.endswith(":merge") for key, _ in node.value):
+                # a mapping that merges another one twice, and so on, would fill any memory
+                raise BoxcovError("merge keys (<<) are not read: write the settings out")
+
     try:
-        values = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise BoxcovError(f"{path}: not a YAML file ({type(error).__name__})") from None
+        values = yaml.load(text, Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(type(error).__name__) from None
     if not isinstance(values, dict):
-        raise BoxcovError(f"{path}: not a configuration: its content is no mapping")
+        raise BoxcovError("not a configuration: its content is no mapping")
     return {str(key): value for key, value in values.items()}
 
 
 # Python files
 
 
-def _parse(text: str, source: str) -> ast.Module:
+def _parse(text: str) -> ast.Module:
     try:
         return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise BoxcovError(f"{source}: not a Python file ({type(error).__name__})") from None
+    except SyntaxError as error:
+        raise ValueError(f"line {error.lineno}: {error.msg}") from None
 
 
 def _run_literals(tree: ast.Module, base: Mapping[str, Any]) -> dict[str, Any]:

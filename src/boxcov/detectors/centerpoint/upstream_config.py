@@ -196,6 +196,7 @@ def _build(reader: SettingsReader) -> Config:
         velocity="vel" in reader.get("branches"),
         sweeps=_sweeps(reader),
     )
+    config = Config.from_json(config.to_json())  # every setting has the type of its field
     _check_repeated(reader, config)
     _warn_if_not_nuscenes(reader)
     return config

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from boxcov.detectors.centerpoint.config import FRAMEWORKS, Framework
-from boxcov.detectors.centerpoint.config_file import UNKNOWN, Settings
+from boxcov.detectors.centerpoint.config_file import Settings, is_unknown
 from boxcov.errors import BoxcovError
 
 _VOXELS = "DATA_CONFIG.DATA_PROCESSOR.transform_points_to_voxels"
@@ -92,7 +92,7 @@ class SettingsReader:
     def optional(self, path: str) -> Any:
         """Return a setting; None if the file does not have it, or only running it would tell."""
         found = (self.settings.at(place) for place in self.places(path))
-        return next((value for value in found if value is not None and value is not UNKNOWN), None)
+        return next((value for value in found if value is not None and not is_unknown(value)), None)
 
     def places(self, path: str) -> list[str]:
         """Return where the framework's files may hold a setting; path: as in ``get``."""

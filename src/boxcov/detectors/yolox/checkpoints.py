@@ -10,10 +10,10 @@ from warnings import warn
 
 from boxcov._files.input_file import MAX_CLASSES, reading
 from boxcov.data.coco.classes import CLASSES
-from boxcov.detectors.weight_file import State, load_weights, read_weights
+from boxcov.detectors.weight_file import State, load_weights, read_weights, shown_names
 from boxcov.detectors.yolox.config import SIZES, Config
 from boxcov.detectors.yolox.detector import YOLOX
-from boxcov.errors import BoxcovError, BoxcovWarning, join_names
+from boxcov.errors import BoxcovError, BoxcovWarning
 
 _SHORT_NAMES = {  # of the pyramid's modules, in files with folded weights
     "lateral0": "lateral_conv0",
@@ -123,7 +123,7 @@ def _config(state: State, classes: Sequence[str] | None, path: Path) -> Config:
     if stem is None or named is None or stem.dim() != 4:
         raise BoxcovError(
             f"{path}: no YOLOX that boxcov knows: looked for {_STEM} and head.cls_preds.0.weight, "
-            f"and found {join_names(state, 4)}. "
+            f"and found {shown_names(state, 4)}. "
             "YOLOX-Darknet53 and networks before version 0.1 are not supported"
         )
     found = (re.match(r"backbone\.C3_p4\.m\.(\d+)\.", name) for name in state)
