@@ -31,7 +31,6 @@ CHECKS: tuple[tuple[str, Callable[[Subject], Finding]], ...] = (
     ("select", contract.selection),
     ("labels", contract.labels),
     ("decode", contract.boxes),
-    ("finite", contract.finite),
     ("own output", contract.own_output),
     ("layers", layers.trace),
     ("decode: derivative", derivatives.differentiable),
