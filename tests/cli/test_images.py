@@ -20,7 +20,7 @@ from boxcov.pipeline import evaluate as evaluation
 from boxcov.pipeline import fit as fitting
 from boxcov.pipeline import predict as prediction
 from boxcov.pipeline.detectors import load_detector
-from boxcov.pipeline.frames import default_test_split, load_frames
+from boxcov.pipeline.frames import load_frames
 from boxcov.pipeline.options import (
     DataOptions,
     EstimatorOptions,
@@ -28,6 +28,7 @@ from boxcov.pipeline.options import (
     FitCommand,
     PredictCommand,
 )
+from boxcov.pipeline.source import default_test_split
 from helpers.coco_cases import SIZES, coco_root, edited
 from helpers.command_line import boxcov, refuse, succeed
 

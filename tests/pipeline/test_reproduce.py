@@ -239,7 +239,7 @@ def test_runtime_without_boxes_in_the_first_frame(folder) -> None:
 def test_another_setting_is_refused(folder) -> None:
     with pytest.raises(
         BoxcovError,
-        match=r"another setting \(test_count 6 there and 7 now\): choose another folder",
+        match=r"with other options \(test_count was 6, now 7\): choose another folder",
     ):
         Workspace(folder, replace(SETTING, test_count=7))
 
@@ -249,7 +249,7 @@ def test_setting_without_results_is_replaced(tmp_path) -> None:
     Workspace(tmp_path, replace(SETTING, test_count=7))
     Workspace(tmp_path, SETTING)
     (tmp_path / "posteriors" / "1.safetensors.checkpoint").touch()
-    with pytest.raises(BoxcovError, match="another setting"):
+    with pytest.raises(BoxcovError, match="made with other options"):
         Workspace(tmp_path, replace(SETTING, test_count=7))
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _FEW = 10  # boxes of a kind: a ranking against fewer of them is that of single boxes
+_ADVICE = "give more labelled frames"
 
 
 def calibrate(options: CalibrateCommand) -> Output:
@@ -25,8 +26,7 @@ def calibrate(options: CalibrateCommand) -> Output:
 
     with Steps() as steps:
         report = run(options, steps)
-    verdict = _verdict(report, options.source.more_frames)
-    lines = f"{_regions(report)}\n{verdict}\nwritten to {report['out']}"
+    lines = f"{_regions(report)}\n{_verdict(report)}\nwritten to {report['out']}"
     note = options.estimator.shipped_note(options.detector)
     return Output(report, [*note, _table(report), lines])
 
@@ -64,17 +64,17 @@ def _regions(report: dict[str, Any]) -> str:
     return f"regions of {levels} % hold {shares} % of the errors"
 
 
-def _verdict(report: dict[str, Any], more_frames: str) -> str:
+def _verdict(report: dict[str, Any]) -> str:
     """Return a sentence: does risk find bad boxes better than 1 - score does?"""
     held_out = report["held_out"]
     row, boxes = held_out["rows"]["risk"], held_out["boxes"]
     bad = round(row["share"] * boxes)
     rare, word = min((bad, "bad"), (boxes - bad, "good"))
     if rare < _FEW:
-        return f"{rare} of {boxes} boxes are {word}: too few to judge the risk; give {more_frames}"
+        return f"{rare} of {boxes} boxes are {word}: too few to judge the risk; {_ADVICE}"
     if row["low"] > 0:
         numbers = f"AUROC {row['AUROC']:.3f} against {row['baseline']:.3f}"
         return f"risk finds bad boxes better than 1 - score: {numbers}"
     if row["high"] < 0:
-        return f"risk finds bad boxes worse than 1 - score: give {more_frames}"
-    return f"risk is not shown to find bad boxes better than 1 - score: give {more_frames}"
+        return f"risk finds bad boxes worse than 1 - score: {_ADVICE}"
+    return f"risk is not shown to find bad boxes better than 1 - score: {_ADVICE}"

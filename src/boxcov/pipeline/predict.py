@@ -10,7 +10,6 @@ from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
-from warnings import warn
 
 import torch
 
@@ -22,27 +21,29 @@ from boxcov._torch.process_state import seconds
 from boxcov.concatenation import concatenate
 from boxcov.detections import Detections
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError, BoxcovWarning
+from boxcov.errors import BoxcovError
 from boxcov.outlines import background_of
 from boxcov.pipeline.block_store import BLOCK, BlockStore
 from boxcov.pipeline.detectors import load_detector, open_data
 from boxcov.pipeline.frame_files import FileFrames, Frame, FrameReader, is_video, look_at_first
 from boxcov.pipeline.frames import (
     Progress,
-    default_test_split,
     load_frames,
     load_in_background,
-    other_split,
-    shares_frames,
     silent,
     warn_of_fewer_frames,
-    warn_of_other_inputs,
 )
 from boxcov.pipeline.options import DataOptions, EstimatorOptions, PredictCommand, RankCommand
 from boxcov.pipeline.options.option import SHIPPED_POSTERIOR
 from boxcov.pipeline.output_format import check_format, write_detections
 from boxcov.pipeline.paths import holds_output, refuse_other_settings
 from boxcov.pipeline.show import check_frames, check_show, pictures
+from boxcov.pipeline.source import (
+    default_test_split,
+    other_split,
+    warn_of_other_inputs,
+    warn_of_shared_frames,
+)
 from boxcov.posterior import file as posterior_file
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.exact import ExactGLM
@@ -152,15 +153,11 @@ def _warn_of_calibration_frames(model: Predictor, about: Mapping[str, Any]) -> N
     name, count = fitted.get("data"), fitted.get("frames")
     if not isinstance(name, str) or type(count) is not int:
         return
-    if shares_frames(name, count, source, about["frames"]):
-        split = str(source.split).partition("[")[0]
-        warn(
-            f"{source.data}: the error model was fitted on frames of the split {split}, too, so "
-            "its risk and regions look better on these frames than they are: "
-            f"{other_split(source, 'calibrate', 'predict')}",
-            BoxcovWarning,
-            stacklevel=2,
-        )
+    effect = (
+        ", so its risk and regions look better on these frames than they are: "
+        f"{other_split(source, 'calibrate', 'predict')}"
+    )
+    warn_of_shared_frames("the error model", name, count, source, about["frames"], effect)
 
 
 def _draw(out: Path, frames: Any, found: Detections, progress: Progress) -> None:

@@ -18,15 +18,10 @@ from boxcov.errors import BoxcovError
 from boxcov.evaluate.average_precision import average_precision, mean_precision
 from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.pipeline.detectors import move_to_device
-from boxcov.pipeline.frames import (
-    Progress,
-    default_test_split,
-    load_labelled_frames,
-    preload_frames,
-    silent,
-)
+from boxcov.pipeline.frames import Progress, load_labelled_frames, preload_frames, silent
 from boxcov.pipeline.options import DataOptions, TrainCommand
 from boxcov.pipeline.paths import check_output, holds_output, refuse_other_settings
+from boxcov.pipeline.source import default_test_split
 
 _REPORTED = ("config", "data", "split", "steps", "batch", "rate", "sweeps", "seed", "start_from")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from boxcov.pipeline.frames import default_test_split
 from boxcov.pipeline.options import EstimatorOptions, ReproduceCommand
+from boxcov.pipeline.source import default_test_split
 
 Form = Literal["paper", "prior"]
 FORMS: tuple[Form, ...] = ("paper", "prior")

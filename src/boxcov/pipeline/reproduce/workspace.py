@@ -24,7 +24,7 @@ from boxcov.kfac.fit import FitOptions, fit
 from boxcov.pipeline.detectors import load_detector, plain_milliseconds
 from boxcov.pipeline.frames import load_frames, preload_frames
 from boxcov.pipeline.options import DataOptions
-from boxcov.pipeline.paths import checkpoint_path
+from boxcov.pipeline.paths import checkpoint_path, refuse_other_settings
 from boxcov.pipeline.predict import predictor_of
 from boxcov.pipeline.reproduce.plan import CALIBRATION, TEST, Run, Setting, file_name
 from boxcov.posterior.posterior import Posterior
@@ -63,13 +63,7 @@ class Workspace:
             return
         with reading(path, "a setting", "delete the folder or choose another with --out"):
             stored = dict(read_json(path))
-        other = sorted(name for name in {*mine, *stored} if mine.get(name) != stored.get(name))
-        changes = [f"{n} {stored.get(n)!r} there and {mine.get(n)!r} now" for n in other]
-        if changes:
-            raise BoxcovError(
-                f"{self.folder} has a reproduction of another setting ({', '.join(changes)}): "
-                "choose another folder with --out"
-            )
+        refuse_other_settings(path, stored, mine, "choose another folder with --out")
 
     @cached_property
     def detector(self) -> Detector:
