@@ -36,7 +36,7 @@ from boxcov.pipeline.frames import (
 from boxcov.pipeline.options import DataOptions, EstimatorOptions, PredictCommand, RankCommand
 from boxcov.pipeline.options.option import SHIPPED_POSTERIOR
 from boxcov.pipeline.output_format import check_format, write_detections
-from boxcov.pipeline.paths import holds_output, refuse_other_settings
+from boxcov.pipeline.paths import holds_output
 from boxcov.pipeline.show import check_frames, check_show, pictures
 from boxcov.pipeline.source import (
     default_test_split,
@@ -88,9 +88,6 @@ def run(
         check_format(options.format, frames, fields, is_calibrated, options.message)
         about = {**posterior_meta(estimator), **options.detector_meta, **frames_meta}
         meta = model_meta(model, about)
-        may_differ = options.force or not options.resume or options.format != "native"
-        if not may_differ and options.out.exists():
-            refuse_other_settings(options.out, Detections.load(options.out).meta, meta)
         loaded = load_in_background(frames, options.workers, device, seed)
         compute = partial(_predict_block, model, total=len(frames), progress=progress)
         store.fill(loaded, meta, compute, world, progress)
