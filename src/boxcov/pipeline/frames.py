@@ -134,7 +134,7 @@ def _simulated_frames(
         known = did_you_mean(split, SIMULATED_SPLITS)
         raise BoxcovError(f"no split {split!r} of simulated frames{known}: there are {splits}")
     frames = simulated.frames(
-        scenario or "clear",
+        scenario,
         seed=source.seed + SIMULATED_SPLITS[split],
         count=100 if source.count is None else source.count,
         sweeps=source.sweeps,

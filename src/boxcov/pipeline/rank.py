@@ -139,8 +139,6 @@ def _predict(options: RankCommand, progress: Progress) -> Pool:
         seen = target.background if is_file else background_of(inputs)
         sizes.append(seen.shape[1::-1] if seen is not None and seen.ndim == 3 else None)
         progress(number + 1, len(frames))
-    if not found:
-        raise BoxcovError(f"there are no frames to rank in {options.source.data}")
     names = frames.names if isinstance(frames, FileFrames) else list(map(str, range(len(found))))
     truth = GroundTruth.from_frames(targets) if options.by == "disagreement" else None
     return Pool(join_frames(found), names, truth, tuple(sizes))
