@@ -49,7 +49,6 @@ CHECKS: tuple[tuple[str, Callable[[Subject], Finding]], ...] = (
     ("signals", batches.signals),
     ("candidates", selections.candidates),
     ("select_static", selections.static_selection),
-    ("sample_targets", losses.target_samples),
     ("augment", losses.augmented),
 )
 

@@ -80,7 +80,8 @@ def apart(subject: Subject) -> Finding:
 
 def no_objects(subject: Subject) -> Finding:
     """The loss of a frame without objects and its gradient are finite."""
-    targets, raised = _object_targets(subject), ""
+    subject.needed_loss()
+    targets, raised = _object_targets(subject.targets), ""
     none = torch.zeros(0, dtype=torch.long, device=subject.device)
     detector = differentiable_shadow(subject.original)
     raw = detector(fresh(subject.inputs))
@@ -103,7 +104,8 @@ def no_objects(subject: Subject) -> Finding:
 
 def labels(subject: Subject) -> Finding:
     """``loss()`` counts the classes as ``select()`` does."""
-    targets, boxes = _object_targets(subject), subject.needed_boxes()
+    subject.needed_loss()
+    targets, boxes = _object_targets(subject.targets), subject.needed_boxes()
     chosen, detector = subject.needed_selection(), subject.shadow()
     classes = len(subject.original.classes)
     if classes < 2 or any(target["boxes"].shape[1:] != boxes.shape[1:] for target in targets):
@@ -129,20 +131,6 @@ def labels(subject: Subject) -> Finding:
         todo = "loss() and select() must count the same classes from 0, without a background class"
         return bad(seen, todo)
     return good(seen)
-
-
-def target_samples(subject: Subject) -> Finding:
-    """``sample_targets()`` draws targets that ``loss()`` accepts."""
-    raw = subject.needed_raw()
-    if type(subject.original).sample_targets is Detector.sample_targets:
-        raise NotChecked("not implemented (optional, for fisher='mc')")
-    detector, generator = subject.shadow(), torch.Generator(subject.device).manual_seed(0)
-    with torch.no_grad():
-        found = detector.loss(raw, detector.sample_targets(raw, generator))
-    if found.dim() != 1 or not bool(found.isfinite().all()):
-        todo = "draw targets in the format that loss() reads"
-        return bad(f"the loss of drawn targets is {found.tolist()}", todo)
-    return good("drawn targets have a finite loss")
 
 
 def augmented(subject: Subject) -> Finding:
@@ -172,17 +160,14 @@ def _is_same(a: Any, b: Any) -> bool:
     return a is b or bool(np.all((a == b) | (a != a)))  # NaN is the same as NaN
 
 
-def _object_targets(subject: Subject) -> list[dict[str, Any]]:
+def _object_targets(targets: Any) -> list[dict[str, Any]]:
     """The targets, if they are a list of dicts with boxes (n, E) and labels (n,) of n objects."""
-    subject.needed_loss()
-    targets: list[Any] = [None]
-    if isinstance(subject.targets, (list, tuple)):
-        targets = list(subject.targets)
-    for one in targets:
+    listed = list(targets) if isinstance(targets, (list, tuple)) else [None]
+    for one in listed:
         counts = [_count(one.get(name)) for name in _OBJECT] if isinstance(one, dict) else [0]
         if min(counts) < 1 or len(set(counts)) > 1 or one["boxes"].dim() != 2:
             raise NotChecked("needs targets that are dicts with the boxes and labels of objects")
-    return targets
+    return listed
 
 
 def _take(target: dict[str, Any], rows: Tensor, names: Collection[str]) -> dict[str, Any]:
@@ -223,13 +208,9 @@ def _mates(subject: Subject) -> list[tuple[tuple[Any, Any], str]]:
 
 
 def _fewer(targets: Any) -> Any:
-    """Targets with half of the objects (dicts of equally long tensors), else perturbed."""
-    if isinstance(targets, list):
-        return [_fewer(target) for target in targets]
-    if isinstance(targets, dict):
-        most = max([0, *map(_count, targets.values())])
-        return {
-            name: value[: most // 2] if _count(value) == most else value
-            for name, value in targets.items()
-        }
-    return perturb(targets)
+    """Targets with half of the objects, else perturbed."""
+    try:
+        found = _object_targets(targets)
+    except NotChecked:
+        return perturb(targets)
+    return [_take(one, torch.arange(len(one["boxes"]) // 2), set(one)) for one in found]

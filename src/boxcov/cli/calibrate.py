@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from boxcov._files.plain_text import aligned
 from boxcov.cli.command import Output
 from boxcov.errors import counted
 from boxcov.pipeline.options import CalibrateCommand
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 _FEW = 10  # boxes of a kind: a ranking against fewer of them is that of single boxes
 _ADVICE = "give more labelled frames"
@@ -31,10 +29,8 @@ def calibrate(options: CalibrateCommand) -> Output:
     return Output(report, [*note, _table(report), lines])
 
 
-def _table(report: dict[str, Any]) -> Table:
+def _table(report: dict[str, Any]) -> str:
     """Return one line per probability, with the baseline 1 - score beside it."""
-    from rich.table import Table
-
     held_out = report["held_out"]
     title = (
         f"error model for {report['estimator']}: "
@@ -42,7 +38,7 @@ def _table(report: dict[str, Any]) -> Table:
         f"{counted(held_out['frames'], 'frame')} not used in the fit"
     )
     head = ("share", "AUROC", "1 - score", "difference (95 %)", "ECE")
-    table = Table("probability", *head, title=title, box=None, pad_edge=False)
+    rows = [("probability", *head)]
     names = {
         "risk": "risk: the box is bad",
         "no_object": "no_object: there is none",
@@ -52,8 +48,8 @@ def _table(report: dict[str, Any]) -> Table:
         row = held_out["rows"][key]
         interval = f"{row['low']:+.3f} to {row['high']:+.3f}"
         numbers = (f"{row['AUROC']:.3f}", f"{row['baseline']:.3f}", interval, f"{row['ECE']:.3f}")
-        table.add_row(name, f"{100 * row['share']:.1f} %", *numbers)
-    return table
+        rows.append((name, f"{100 * row['share']:.1f} %", *numbers))
+    return "\n".join([title, *aligned(rows)])
 
 
 def _regions(report: dict[str, Any]) -> str:
