@@ -96,9 +96,9 @@ def run(
     found = read_blocks(store, len(frames))
     found = replace(found, meta={**meta, **found.meta})
     write_detections(options.format, options.out, frames, found, options.message)
-    store.remove()
     if options.show is not None:
         _draw(options.show, frames, found, drawing)
+    store.remove()
     return {"out": str(options.out), **_summary(found), **meta}
 
 
