@@ -10,8 +10,7 @@ from boxcov.data import nuscenes
 from boxcov.pipeline.frames import load_frames, load_labelled_frames
 from boxcov.pipeline.options import DataOptions, PredictedData
 from boxcov.pipeline.source import (
-    default_calibration_split,
-    default_test_split,
+    default_split,
     shares_frames,
     source_of_detections,
     split_image_size,
@@ -34,7 +33,7 @@ def mini(tmp_path: Path) -> Path:
 
 def test_splits_of_nuscenes_mini_are_found(mini: Path) -> None:
     data = f"nuscenes:{mini}"
-    assert default_test_split(data) == default_calibration_split(data) == "mini_val"
+    assert default_split(data, "predict") == default_split(data, "calibrate") == "mini_val"
     assert len(load_frames(DataOptions(data, "mini_val"))) == 4
     with pytest.raises(BoxcovError, match="none of its 2 scenes is of the split 'mini_train'"):
         load_frames(DataOptions(data))
@@ -44,7 +43,7 @@ def test_splits_of_nuscenes_mini_are_found(mini: Path) -> None:
 
 def test_whole_nuscenes_keeps_its_splits(tmp_path: Path) -> None:
     root = nuscenes_root(tmp_path)
-    assert default_test_split(f"nuscenes:{root}") == "val"
+    assert default_split(f"nuscenes:{root}", "predict") == "val"
     assert len(load_frames(DataOptions(f"nuscenes:{root}"))) == len(nuscenes.frames(root))
 
 

@@ -22,7 +22,7 @@ from boxcov.errors import BoxcovError
 from boxcov.pipeline.detectors import load_detector, match_source, warn_if_implausible
 from boxcov.pipeline.frames import Progress, load_frames, preload_frames, silent
 from boxcov.pipeline.options import BenchCommand, DataOptions
-from boxcov.pipeline.source import default_test_split
+from boxcov.pipeline.source import default_split
 from boxcov.pipeline.stages import format_stages, measure_stages
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.deployment import CompiledModel
@@ -61,7 +61,7 @@ def run(options: BenchCommand, progress: Progress = silent) -> list[dict[str, An
         raise BoxcovError(
             f"a {type(detector).__name__} has no fused network with stages: remove --stages"
         )
-    split = default_test_split(options.data)
+    split = default_split(options.data, "predict")
     needed = max(options.count, BATCH if device.startswith("cuda") else FIT_FRAMES)
     source = DataOptions(options.data, split, needed, options.seed)
     frames = load_frames(match_source(source, detector), device, detector.classes)

@@ -33,8 +33,7 @@ from boxcov.pipeline.paths import holds_output
 from boxcov.pipeline.predict import build_predictor
 from boxcov.pipeline.progress import Steps
 from boxcov.pipeline.source import (
-    default_calibration_split,
-    default_training_split,
+    default_split,
     frames_name,
     other_split,
     warn_of_other_inputs,
@@ -52,7 +51,7 @@ def run(options: CalibrateCommand, steps: Steps | None = None) -> dict[str, Any]
     on the others. The one that is written is fitted on all frames.
     """
     source = options.source
-    source = replace(source, split=source.split or default_calibration_split(source.data))
+    source = replace(source, split=source.split or default_split(source.data, "calibrate"))
     detector = load_detector(options, options.device)
     threshold = iou_thresholds(detector.box_fields, options.threshold)[1]
     source, frames = open_data(detector, source, options.device)
@@ -105,7 +104,7 @@ def _warn_of_fit_frames(posterior: Posterior, source: DataOptions, length: int) 
     about = {name: value for name, value in posterior.meta.items() if isinstance(value, str)}
     if "data" not in about or posterior.fisher == "identity":  # made in Python, or without frames
         return
-    split = about.get("split", default_training_split(about["data"]))
+    split = about.get("split", default_split(about["data"], "fit"))
     name = f"{about['data']} {split} seed {about.get('seed')}"
     try:
         # before the share is drawn
@@ -125,7 +124,7 @@ def _stress_frames(
     if options.stress is None:
         return ()
     if options.stress != "resized":
-        split = default_calibration_split(options.stress)
+        split = default_split(options.stress, "calibrate")
         other = replace(source, data=options.stress, split=split)
         return load_labelled_frames(match_source(other, detector), options.device, detector.classes)
     if "yaw" not in detector.box_fields:

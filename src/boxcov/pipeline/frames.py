@@ -17,7 +17,7 @@ from boxcov.errors import BoxcovError, BoxcovWarning, counted, did_you_mean, joi
 from boxcov.pipeline.kitti_axes import KittiAsNuScenes, has_kitti_classes
 from boxcov.pipeline.options import DataOptions, PredictedData
 from boxcov.pipeline.source import (
-    default_training_split,
+    default_split,
     parse_split,
     source_of_detections,
     split_image_size,
@@ -49,7 +49,7 @@ def load_frames(
     if kind == "simulated":
         return _simulated_frames(source, where, device, classes)
     name, frame_range = parse_split(source.split)
-    name = name or default_training_split(source.data)
+    name = name or default_split(source.data, "fit")
     frames: Any
     labels: Sequence[str]
     if kind == "nuscenes":
@@ -124,7 +124,7 @@ class UserFrames(FrameSequence):
 def _simulated_frames(
     source: DataOptions, scenario: str, device: str, classes: Sequence[str]
 ) -> Sequence[Any]:
-    split, splits = source.split or default_training_split(source.data), ", ".join(SIMULATED_SPLITS)
+    split, splits = source.split or default_split(source.data, "fit"), ", ".join(SIMULATED_SPLITS)
     if "[" in split:
         raise BoxcovError(
             f"split {split!r}: simulated splits have no ranges: use --count, and --split with one "

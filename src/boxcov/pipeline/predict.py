@@ -39,7 +39,7 @@ from boxcov.pipeline.output_format import check_format, write_detections
 from boxcov.pipeline.paths import holds_output
 from boxcov.pipeline.show import check_frames, check_show, pictures
 from boxcov.pipeline.source import (
-    default_test_split,
+    default_split,
     other_split,
     warn_of_other_inputs,
     warn_of_shared_frames,
@@ -137,7 +137,7 @@ def open_frames(
         warn_of_fewer_frames(frames, source.count, str(where))
         names = [printable(name, one_line=True) for name in frames.names]
         return frames, {"files": printable(where, one_line=True), "names": names}
-    source = replace(source, split=source.split or default_test_split(source.data))
+    source = replace(source, split=source.split or default_split(source.data, "predict"))
     source, frames = open_data(detector, source, device, load_frames)
     return frames, {"source": asdict(source)}
 

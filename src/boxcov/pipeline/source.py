@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from os.path import isdir
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from warnings import warn
 
 from boxcov._files.input_file import MAX_FRAMES, conform
@@ -14,25 +14,19 @@ from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.pipeline.options import DataOptions, PredictedData
 from boxcov.pipeline.user_code import PREFIX
 
+_SPLITS = {  # by kind of data: for a fit, for predictions and for calibration
+    "nuscenes": ("train", "val", "val"),
+    "kitti": ("training", "training", "training"),  # the only one with labels
+    "coco": ("train2017", "val2017", "val2017"),
+}
 
-def default_training_split(data: str) -> str:
-    """Return the split of ``load_frames``: frames that a detector is usually trained on."""
+
+def default_split(data: str, use: Literal["fit", "predict", "calibrate"]) -> str:
+    """Return the split of a command if none is given: another one for each use, if possible."""
     kind, _, where = data.partition(":")
-    splits = {"nuscenes": f"{_mini(where)}train", "kitti": "training", "coco": "train2017"}
-    return splits.get(kind, "train")
-
-
-def default_test_split(data: str) -> str:
-    """Return the split for predictions: frames that a detector is usually not trained on."""
-    kind, _, where = data.partition(":")
-    # training is the only split of KITTI with labels
-    splits = {"nuscenes": f"{_mini(where)}val", "kitti": "training", "coco": "val2017"}
-    return splits.get(kind, "test")
-
-
-def default_calibration_split(data: str) -> str:
-    """Return the split for calibration: different from that of ``boxcov predict`` if possible."""
-    return "val" if data.startswith(("simulated", PREFIX)) else default_test_split(data)
+    splits = _SPLITS.get(kind, ("train", "test", "val"))
+    split = dict(zip(("fit", "predict", "calibrate"), splits))[use]
+    return f"{_mini(where)}{split}" if kind == "nuscenes" else split
 
 
 def _mini(root: str) -> str:
@@ -162,7 +156,7 @@ def source_of_detections(path: Path, meta: Mapping[str, Any], given: PredictedDa
                 f"{path}: does not state the size of the images that its boxes are on: give --data "
                 f"{data}@640 for images letterboxed to 640 pixels, or {data}@whole"
             )
-        return DataOptions(data, given.split or default_test_split(data), given.count)
+        return DataOptions(data, given.split or default_split(data, "predict"), given.count)
     source: DataOptions = conform(stored, DataOptions, f"{path}: meta.source")
     if given.split not in (None, source.split) or given.count not in (None, source.count):
         raise BoxcovError(

@@ -20,7 +20,7 @@ from boxcov.pipeline.detectors import move_to_device
 from boxcov.pipeline.frames import Progress, load_labelled_frames, preload_frames, silent
 from boxcov.pipeline.options import DataOptions, TrainCommand
 from boxcov.pipeline.paths import check_output, holds_output, training_checkpoint_path
-from boxcov.pipeline.source import default_test_split
+from boxcov.pipeline.source import default_split
 
 _REPORTED = ("config", "data", "split", "steps", "batch", "rate", "sweeps", "seed", "start_from")
 
@@ -81,7 +81,7 @@ def _test(detector: CenterPoint, options: TrainCommand) -> dict[str, Any]:
     """Return mAP and AP for each test data set."""
     results = {}
     for data in options.test or (options.data,):
-        split = options.test_split or default_test_split(data)
+        split = options.test_split or default_split(data, "predict")
         source = DataOptions(data, split, options.test_count, options.seed, options.sweeps)
         frames = load_labelled_frames(source, options.device, detector.classes)
         table = measure_precision(detector, preload_frames(frames, options.device))
