@@ -177,6 +177,14 @@ def test_ctrl_c_keeps_the_video_until_then(images, tmp_path: Path, monkeypatch) 
     assert len(Video(tmp_path / "x.gif")) == 2
 
 
+def test_a_gif_that_is_full_is_written(images, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(showing, "MAX_GIF", 1)
+    word, source = images
+    error = refuse(f"stream --source {source} --detector {word} {NMS} --show {tmp_path}/x.gif")
+    assert "a GIF holds at most 1 frames: give an .mp4 file" in error
+    assert len(Video(tmp_path / "x.gif")) == 1
+
+
 def test_existing_pictures_need_force(images, tmp_path: Path) -> None:
     word, source = images
     (tmp_path / "shown").mkdir()
