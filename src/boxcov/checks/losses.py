@@ -162,7 +162,7 @@ def _is_same(a: Any, b: Any) -> bool:
 
 def _object_targets(targets: Any) -> list[dict[str, Any]]:
     """The targets, if they are a list of dicts with boxes (n, E) and labels (n,) of n objects."""
-    listed = list(targets) if isinstance(targets, (list, tuple)) else [None]
+    listed: list[Any] = list(targets) if isinstance(targets, (list, tuple)) else [None]
     for one in listed:
         counts = [_count(one.get(name)) for name in _OBJECT] if isinstance(one, dict) else [0]
         if min(counts) < 1 or len(set(counts)) > 1 or one["boxes"].dim() != 2:
