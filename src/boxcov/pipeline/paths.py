@@ -101,5 +101,5 @@ def blocks_path(out: Path) -> Path:
 
 def is_unfinished(out: Path) -> bool:
     """Return whether there is something that ``--resume`` continues with."""
-    kept = (checkpoint_path(out), training_checkpoint_path(out), blocks_path(out))
-    return any(any(out.parent.glob(f"{escape(path.name)}*")) for path in kept)
+    fits = out.parent.glob(f"{escape(checkpoint_path(out).name)}*")  # all ranks and passes
+    return any(fits) or training_checkpoint_path(out).exists() or blocks_path(out).exists()
