@@ -94,6 +94,8 @@ WRONG = {
     "predict --out x --detector centrpoint:small": "(did you mean 'centerpoint'?)",
     "predict --out x --data simlated:clear": "(did you mean 'simulated'?)",
     "predict --out x --data simulated:claer": "(did you mean 'clear'?)",
+    "predict --out x --data simulated": "no data 'simulated': give simulated:SCENARIO",
+    "predict --out x --show x": "--show and --out are both x: give two names",
     "calibrate --out x --posterior small --stress simulated:foog": "(did you mean 'fog'?)",
     "train --out x --test kiti:ROOT": "(did you mean 'kitti'?)",
     "predict --out x --count ten": "Invalid value for '--count': 'ten' is not an integer.",

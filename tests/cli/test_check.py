@@ -45,7 +45,7 @@ def test_broken_detector_exits_with_1(word: str, monkeypatch: pytest.MonkeyPatch
     done = boxcov(f"check --detector {word} --sweeps 1")
     assert done.code == 1
     assert "  FAIL  loss  " in done.out
-    assert "checks failed" in done.err
+    assert "boxcov: 1 check failed" in done.err
 
 
 def test_unknown_detector_is_refused() -> None:

@@ -20,7 +20,7 @@ from boxcov.pipeline import evaluate as evaluation
 from boxcov.pipeline import fit as fitting
 from boxcov.pipeline import predict as prediction
 from boxcov.pipeline.detectors import load_detector
-from boxcov.pipeline.frames import default_test_split, load_frames
+from boxcov.pipeline.frames import load_frames
 from boxcov.pipeline.options import (
     DataOptions,
     EstimatorOptions,
@@ -28,6 +28,7 @@ from boxcov.pipeline.options import (
     FitCommand,
     PredictCommand,
 )
+from boxcov.pipeline.source import default_split
 from helpers.coco_cases import SIZES, coco_root, edited
 from helpers.command_line import boxcov, refuse, succeed
 
@@ -167,7 +168,7 @@ def test_data_and_detector_names_for_images(root: Path, weights: Path) -> None:
     assert load_detector(f"yolox:{weights}").box_fields == ("x1", "y1", "x2", "y2")
     part = load_frames(DataOptions(f"coco:{root}", "val2017[1:]"), classes=coco.CLASSES)
     assert (len(part), part[0][0].shape) == (2, (1, 3, 416, 416))
-    assert default_test_split("coco:ROOT") == "val2017"
+    assert default_split("coco:ROOT", "predict") == "val2017"
     with pytest.raises(BoxcovError, match="no detector 'yolox:': give centerpoint:small"):
         load_detector("yolox:")
     with pytest.raises(

@@ -55,6 +55,21 @@ def test_stdin_and_a_saved_monitor_give_the_same(usual: Path, tmp_path: Path) ->
     assert len(outs[0].splitlines()) == 3
 
 
+@pytest.mark.parametrize("form", ["json", "prometheus"])
+def test_ctrl_c_prints_the_totals_until_then(usual: Path, form: str) -> None:
+    class Stopped(io.StringIO):
+        def readline(self, size: int = -1) -> str:
+            if line := super().readline(size):
+                return line
+            raise KeyboardInterrupt
+
+    with mock.patch.object(sys, "stdin", Stopped(text([24, 2]))):
+        done = boxcov(f"monitor - --usual {usual} --format {form}")
+    assert done.code == 130
+    assert "2 frames, 1 alarm, 0 changes, 0 unreadable" in done.err
+    assert ("boxcov_monitor_alarms_total 1" in done.out) == (form == "prometheus")
+
+
 def test_stdin_that_is_not_text_is_one_line(usual: Path) -> None:
     with mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\n"), "utf-8")):
         assert "stdin: not JSON lines of boxcov stream" in refuse(f"monitor - --usual {usual}")

@@ -17,7 +17,7 @@ def test_calibrate_says_whether_the_risk_is_better() -> None:
 
     def verdict(**other: float) -> str:
         held_out = {"boxes": 1000, "rows": {"risk": {**row, **other}}}
-        return calibrate._verdict({"held_out": held_out}, "more frames")
+        return calibrate._verdict({"held_out": held_out})
 
     assert verdict() == "risk finds bad boxes better than 1 - score: AUROC 0.970 against 0.950"
     assert verdict(low=-0.01).startswith("risk is not shown to find bad boxes better")
@@ -57,14 +57,16 @@ def test_train_shows_precision_by_class() -> None:
     assert len({len(line) for line in lines}) == 1
 
 
-def test_bench_has_columns_of_fixed_width() -> None:
-    cells = ("head", 9, "-", "3.2 (3.0 to 4.0)", "1.50", "-")
-    short, long = (
-        bench._format_line((name, *cells))
-        for name in ("exact", "exact and error model, tf32, compiled")
-    )
-    assert short.startswith(f"exact{'head':>42}{9:>7}{'-':>10}")
-    assert len(short) == len(long)
+def test_bench_has_aligned_columns() -> None:
+    row = {"depth": "head", "boxes": 9, "samples": None, "peak_mib": None, "note": ""}
+    row |= {"ms": 3.2, "low": 3.0, "high": 4.0, "ratio": 1.5}
+    long = {"method": "exact and error model, tf32, compiled", "note": "per frame"}
+    table = bench.format_table([{**row, "method": "exact"}, {**row, **long}])
+    head, short, noted = table.splitlines()
+    assert short == f"exact{'head':>39}{9:>7}{'-':>9}  3.2 (3.0 to 4.0)   1.50{'-':>10}"
+    assert len(head) == len(short)
+    assert noted.endswith("  per frame")
+    assert len(noted) == len(short) + len("  per frame")
 
 
 def test_stream_rounds_and_has_no_infinity() -> None:

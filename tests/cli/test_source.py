@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from boxcov.pipeline import stream as streaming
 from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.options import EstimatorOptions, FileOptions, PredictCommand
 from boxcov.pipeline.predict import open_frames
+from boxcov.pipeline.predict import run as predict
 from boxcov.report.canvas import SIDE
 from helpers.centerpoint_cases import cloud, pillar_config
 from helpers.command_line import boxcov, refuse, small_network, succeed
@@ -139,6 +141,27 @@ def test_labelled_clouds_are_drawn_from_above(clouds, tmp_path: Path) -> None:
     assert Video(tmp_path / "x.gif")[0].shape == (800, 800, 3)
 
 
+def test_interrupted_drawing_keeps_the_blocks(images, tmp_path: Path) -> None:
+    options = PredictCommand(
+        out=tmp_path / "d.safetensors",
+        show=tmp_path / "x.gif",
+        detector=images[0],
+        files=FileOptions(source=str(images[1]), size=64),
+        estimator=EstimatorOptions("nms"),
+    )
+
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        predict(options, drawing=stop)
+    predicted: list[int] = []
+    predict(replace(options, resume=True), lambda done, total: predicted.append(done))
+    assert predicted == [2]  # the stored block
+    assert len(Video(tmp_path / "x.gif")) == 2
+    assert not (tmp_path / "d.safetensors.parts").exists()
+
+
 def test_ctrl_c_keeps_the_video_until_then(images, tmp_path: Path, monkeypatch) -> None:
     word, source = images
     add = streaming.Latencies.add
@@ -152,6 +175,14 @@ def test_ctrl_c_keeps_the_video_until_then(images, tmp_path: Path, monkeypatch) 
     words = f"stream --source {source} --detector {word} {NMS} --show {tmp_path}/x.gif"
     assert boxcov(words).code == 130
     assert len(Video(tmp_path / "x.gif")) == 2
+
+
+def test_a_gif_that_is_full_is_written(images, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(showing, "MAX_GIF", 1)
+    word, source = images
+    error = refuse(f"stream --source {source} --detector {word} {NMS} --show {tmp_path}/x.gif")
+    assert "a GIF holds at most 1 frames: give an .mp4 file" in error
+    assert len(Video(tmp_path / "x.gif")) == 1
 
 
 def test_existing_pictures_need_force(images, tmp_path: Path) -> None:

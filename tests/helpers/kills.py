@@ -23,6 +23,7 @@ from typing import Any
 from safetensors import safe_open
 
 from boxcov import Detections
+from boxcov.pipeline.paths import is_unfinished
 from helpers.command_line import Done, boxcov
 
 
@@ -67,6 +68,7 @@ class Killed:
 
     def kill(self) -> None:
         """Kill the run once; compare and restart it if it finished before the kill."""
+        self._take_finished()
         run, began = self._start(), time.monotonic()
         run.join(self.random.uniform(0.05, 1.05) * self.seconds)
         if not run.is_alive():  # the machine is less busy than at the start
@@ -92,8 +94,15 @@ class Killed:
 
     def finish(self) -> None:
         """Resume the run, wait for its end and compare the result."""
+        self._take_finished()
         self._run_whole(self.again)
         self._compare()
+
+    def _take_finished(self) -> None:
+        """Compare the output of a run that was killed when nothing was left to continue."""
+        if self.out.is_file() and "--resume" in self.again and not is_unfinished(self.out):
+            self.out.with_name(f".{self.out.name}.lock").unlink(missing_ok=True)
+            self._compare()
 
     def _run_whole(self, words: list[str]) -> None:
         if self.own_processes:
@@ -138,6 +147,7 @@ class LiveKilled(Killed):
     pause = 0.2  # seconds, at most, between the first change and the kill
 
     def kill(self) -> None:
+        self._take_finished()
         before = stored(self.out)
         run = self._start()
         while run.is_alive():

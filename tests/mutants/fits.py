@@ -138,8 +138,7 @@ FITS = [
     Mutant(
         "a full disk at the end of predict loses nothing",
         "pipeline/predict.py",
-        "    write_detections(options.format, options.out, frames, found, options.message)\n"
-        "    store.remove()\n",
+        "    write_detections(options.format, options.out, frames, found, options.message)\n",
         "    store.remove()\n"
         "    write_detections(options.format, options.out, frames, found, options.message)\n",
         f"{FULL_OUT}[predict]",

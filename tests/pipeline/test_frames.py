@@ -7,17 +7,15 @@ import pytest
 
 from boxcov import BoxcovError, BoxcovWarning
 from boxcov.data import nuscenes
-from boxcov.pipeline.frames import (
-    default_calibration_split,
-    default_test_split,
-    load_frames,
-    load_labelled_frames,
+from boxcov.pipeline.frames import load_frames, load_labelled_frames
+from boxcov.pipeline.options import DataOptions, PredictedData
+from boxcov.pipeline.source import (
+    default_split,
     shares_frames,
     source_of_detections,
     split_image_size,
     warn_of_other_inputs,
 )
-from boxcov.pipeline.options import DataOptions, PredictedData
 from helpers.data_roots import VERSION, edited, kitti_root, nuscenes_root
 
 
@@ -35,7 +33,7 @@ def mini(tmp_path: Path) -> Path:
 
 def test_splits_of_nuscenes_mini_are_found(mini: Path) -> None:
     data = f"nuscenes:{mini}"
-    assert default_test_split(data) == default_calibration_split(data) == "mini_val"
+    assert default_split(data, "predict") == default_split(data, "calibrate") == "mini_val"
     assert len(load_frames(DataOptions(data, "mini_val"))) == 4
     with pytest.raises(BoxcovError, match="none of its 2 scenes is of the split 'mini_train'"):
         load_frames(DataOptions(data))
@@ -45,7 +43,7 @@ def test_splits_of_nuscenes_mini_are_found(mini: Path) -> None:
 
 def test_whole_nuscenes_keeps_its_splits(tmp_path: Path) -> None:
     root = nuscenes_root(tmp_path)
-    assert default_test_split(f"nuscenes:{root}") == "val"
+    assert default_split(f"nuscenes:{root}", "predict") == "val"
     assert len(load_frames(DataOptions(f"nuscenes:{root}"))) == len(nuscenes.frames(root))
 
 
@@ -93,7 +91,8 @@ def test_the_image_size_is_what_follows_the_last_at() -> None:
 def test_parts_of_a_split_with_common_frames(split: str, count: int, shares: bool) -> None:
     source = DataOptions("coco:my photos", split, seed=1)
     assert shares_frames("coco:my photos val2017[:40] seed 0", 40, source, count) is shares
-    assert not shares_frames("coco:others val2017[:40] seed 0", 40, source, count)
+    for odd in ("coco:others val2017[:40] seed 0", "coco:my photos val2017[:x] seed 0"):
+        assert not shares_frames(odd, 40, source, count)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from boxcov.pipeline.options import (
-    DataOptions,
     DetectorOptions,
     EstimatorOptions,
     ReproduceCommand,
@@ -26,13 +25,6 @@ def test_the_shipped_posterior_is_that_of_the_shipped_detector() -> None:
 def test_files_state_what_was_given_about_the_detector() -> None:
     options = DetectorOptions(detector="centerpoint:x.pth", config="voxel01")
     assert options.detector_meta == {"detector": "centerpoint:x.pth", "config": "voxel01"}
-
-
-def test_advice_for_too_few_frames() -> None:
-    assert DataOptions("python:mine.py:frames").more_frames.startswith("more labelled frames")
-    part = DataOptions("coco:photos", "val[:50]")
-    assert part.more_frames == "a longer range than val[:50]"
-    assert DataOptions("python:mine.py:frames", count=3).more_frames.endswith("--count")
 
 
 def test_a_reproduction_without_options_is_the_default() -> None:

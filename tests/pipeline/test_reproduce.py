@@ -27,7 +27,7 @@ from boxcov.pipeline.reproduce import workspace as workspace_module
 from boxcov.pipeline.reproduce.comparison import Table, measure, quality, runtime
 from boxcov.pipeline.reproduce.plan import FORMS, Run, Setting, paper_mcglm
 from boxcov.pipeline.reproduce.study import reproduce
-from boxcov.pipeline.reproduce.workspace import StepProgress, Workspace, part_of, restrict_posterior
+from boxcov.pipeline.reproduce.workspace import Start, Workspace, part_of, restrict_posterior
 
 SETTING = Setting(
     out=Path("reproduction"),
@@ -102,27 +102,30 @@ def _cut_off_after(out: Path, count: int) -> None:
 
     made = []
 
-    def progress(what: str, done: int, total: int) -> None:
-        made.append(what)
-        if len(set(made)) > count:
-            raise Killed
+    def started(what: str):
+        def progress(done: int, total: int | None) -> None:
+            made.append(what)
+            if len(set(made)) > count:
+                raise Killed
+
+        return progress
 
     with pytest.raises(Killed):
-        _quietly(out, progress)
+        _quietly(out, started)
 
 
-def _quietly(out: Path, progress: StepProgress | None = None) -> None:
+def _quietly(out: Path, *started: Start) -> None:
     """Without the warnings about the paper's finite differences."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BoxcovWarning)
-        reproduce(Workspace(out, SETTING, progress))
+        reproduce(Workspace(out, SETTING, *started))
 
 
 @pytest.mark.usefixtures("untrained")
 def test_finished_runs_are_not_repeated(tmp_path) -> None:
     made = []
     for _ in range(2):
-        workspace = Workspace(tmp_path, SETTING, lambda what, done, total: made.append(what))
+        workspace = Workspace(tmp_path, SETTING, lambda what: lambda *_: made.append(what))
         workspace.detections(Run("mci"))
     assert made == ["mci-k10-test"] * SETTING.test_count
 
@@ -134,18 +137,21 @@ def test_interrupted_fit_resumes_and_leaves_nothing(tmp_path) -> None:
 
     done = []
 
-    def progress(what: str, number: int, total: int) -> None:
-        done.append(number)
-        if len(done) == 3:
-            raise Cut
+    def started(what: str):
+        def progress(number: int, total: int | None) -> None:
+            done.append(number)
+            if len(done) == 3:
+                raise Cut
+
+        return progress
 
     Workspace(tmp_path / "whole", SETTING).posterior()
     out = tmp_path / "cut"
     with pytest.raises(Cut):
-        Workspace(out, SETTING, progress).posterior()
+        Workspace(out, SETTING, started).posterior()
     assert [path.name for path in (out / "posteriors").iterdir()] == ["1.safetensors.checkpoint"]
     (out / "posteriors" / ".1.safetensors.abcd_123").write_text("half")
-    Workspace(out, SETTING, progress).posterior()
+    Workspace(out, SETTING, started).posterior()
     assert done == [1, 2, 3, 4]
     assert [path.name for path in (out / "posteriors").iterdir()] == ["1.safetensors"]
     assert (out / "posteriors" / "1.safetensors").read_bytes() == (
@@ -239,7 +245,7 @@ def test_runtime_without_boxes_in_the_first_frame(folder) -> None:
 def test_another_setting_is_refused(folder) -> None:
     with pytest.raises(
         BoxcovError,
-        match=r"another setting \(test_count 6 there and 7 now\): choose another folder",
+        match=r"with other options \(test_count was 6, now 7\): choose another folder",
     ):
         Workspace(folder, replace(SETTING, test_count=7))
 
@@ -249,7 +255,7 @@ def test_setting_without_results_is_replaced(tmp_path) -> None:
     Workspace(tmp_path, replace(SETTING, test_count=7))
     Workspace(tmp_path, SETTING)
     (tmp_path / "posteriors" / "1.safetensors.checkpoint").touch()
-    with pytest.raises(BoxcovError, match="another setting"):
+    with pytest.raises(BoxcovError, match="made with other options"):
         Workspace(tmp_path, replace(SETTING, test_count=7))
 
 

@@ -1,7 +1,8 @@
-"""Text from files as it is shown: nothing in it controls a terminal, a page or a picture."""
+"""Text as it is shown: in columns, and nothing in it controls a terminal, a page or a picture."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from unicodedata import category
 
 _HARMFUL = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control, direction, half a surrogate, line separators
@@ -28,3 +29,18 @@ def short_name(name: str, length: int = MAX_NAME) -> str:
     shown = printable(name, one_line=True)
     end = length // 2
     return shown if len(shown) <= length else f"{shown[: length - 1 - end]}…{shown[-end:]}"
+
+
+def aligned(rows: Sequence[Sequence[object]], right: bool = True) -> list[str]:
+    """Return a line per row, with aligned columns: the first on the left, the others on the right.
+
+    right: False aligns all of them on the left.
+
+    >>> aligned([("method", "ms"), ("exact", 12.5)])
+    ['method    ms', 'exact   12.5']
+    """
+    widths = [max(len(str(cell)) for cell in column) for column in zip(*rows)]
+    marks = ["<", *(">" if right else "<") * (len(widths) - 1)]
+    forms = [f"{mark}{width}" for mark, width in zip(marks, widths)]
+    lines = ([format(str(cell), form) for cell, form in zip(row, forms)] for row in rows)
+    return ["  ".join(cells).rstrip() for cells in lines]

@@ -31,7 +31,6 @@ CHECKS: tuple[tuple[str, Callable[[Subject], Finding]], ...] = (
     ("select", contract.selection),
     ("labels", contract.labels),
     ("decode", contract.boxes),
-    ("finite", contract.finite),
     ("own output", contract.own_output),
     ("layers", layers.trace),
     ("decode: derivative", derivatives.differentiable),
@@ -50,7 +49,6 @@ CHECKS: tuple[tuple[str, Callable[[Subject], Finding]], ...] = (
     ("signals", batches.signals),
     ("candidates", selections.candidates),
     ("select_static", selections.static_selection),
-    ("sample_targets", losses.target_samples),
     ("augment", losses.augmented),
 )
 

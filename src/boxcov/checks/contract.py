@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from operator import attrgetter
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from boxcov.checks.subject import (
     size_problem,
     writes_to,
 )
-from boxcov.detector import Selection, part_modules
+from boxcov.detector import Selection, check_selection, part_modules
 from boxcov.errors import BoxcovError, counted, join_names
 from boxcov.kfac.losses import most_frames
 
@@ -96,12 +95,9 @@ def weights(subject: Subject) -> Finding:
 
 
 def forward(subject: Subject) -> Finding:
-    """``forward()`` runs and returns tensors."""
-    detector, inputs = subject.shadow(), fresh(subject.inputs)
-    began = perf_counter()
+    """``forward()`` runs and returns tensors of finite numbers."""
     with torch.no_grad():
-        raw = detector(inputs)
-    first = perf_counter() - began
+        raw = subject.shadow()(fresh(subject.inputs))
     leaves = tree_leaves(raw)
     plain = (Tensor, int, float, bool, str, type(None))
     if odd := sorted({type(leaf).__name__ for leaf in leaves if not isinstance(leaf, plain)}):
@@ -110,10 +106,13 @@ def forward(subject: Subject) -> Finding:
     if not named_floats(raw):
         todo = "return the tensors that decode() and loss() read"
         return bad("raw outputs hold no floating-point tensor", todo)
+    for name, tensor in named_floats(raw):
+        if wrong := int((~tensor.isfinite()).sum()):
+            seen = f"raw{name} holds {wrong} NaN or infinite values of {tensor.numel()}"
+            return bad(seen, "clamp what is divided by, logged or exponentiated")
     subject.raw = raw
     shapes = [str(tuple(leaf.shape)) for leaf in leaves if isinstance(leaf, Tensor)]
-    seen = f"{len(shapes)} tensors {join_names(shapes, 4)}"
-    return good(f"{seen}, the first pass took {1e3 * first:.0f} ms")
+    return good(f"{len(shapes)} tensors {join_names(shapes, 4)}")
 
 
 def inputs_unchanged(subject: Subject) -> Finding:
@@ -179,8 +178,9 @@ def selection(subject: Subject) -> Finding:
         return bad("select() changes raw outputs in place", todo)
     with torch.no_grad():
         again = subject.shadow().select(raw)
+    check_selection(found)
     if problem := _selection_problem(found, most_frames(subject.inputs, subject.targets)):
-        return bad(problem, "return Selection(frame, scores, labels, where), each of length m")
+        return bad(problem, "return a finite score, and the frame's number in the batch, from 0")
     numbers = attrgetter("frame", "scores", "labels", "where")
     if not same_bits(numbers(found), numbers(again)):
         todo = "do not draw random numbers, and keep no state between calls"
@@ -196,30 +196,20 @@ def selection(subject: Subject) -> Finding:
     return good(seen)
 
 
-def _selection_problem(found: Any, frames: int | None) -> str:
-    if not isinstance(found, Selection):
-        return f"select() gives a {type(found).__name__}"
-    for name in ("frame", "scores", "labels"):
-        value = getattr(found, name)
-        if not isinstance(value, Tensor) or value.dim() != 1 or len(value) != len(found.scores):
-            return f"selection.{name} is {form_of(value)}, expected ({len(found)},)"
+def _selection_problem(found: Selection, frames: int | None) -> str:
     if not bool(found.scores.isfinite().all()):
         return f"{int((~found.scores.isfinite()).sum())} scores are not finite"
-    if found.frame.is_floating_point():
-        return f"selection.frame is {found.frame.dtype}, expected integers"
     low, high = (int(found.frame.min()), int(found.frame.max())) if len(found) else (0, 0)
     if low < 0:
-        return f"selection.frame goes down to {low}, expected integers from 0"
+        return f"selection.frame goes down to {low}"
     if frames is not None and high >= frames:
         return f"selection.frame goes to {high}, but the batch has {counted(frames, 'frame')}"
     return ""
 
 
 def labels(subject: Subject) -> Finding:
-    """Labels are integers, each the index of a class."""
+    """Each label is the index of a class."""
     found, classes = subject.needed_selection().labels, subject.original.classes
-    if found.is_floating_point() or found.dtype == torch.bool:
-        return bad(f"labels are {found.dtype}", "return integers, indices into classes")
     low, high = int(found.min()), int(found.max())
     if low < 0 or high >= len(classes):
         todo = "count classes from 0 without a background class, and name all of them in classes"
@@ -229,7 +219,7 @@ def labels(subject: Subject) -> Finding:
 
 
 def boxes(subject: Subject) -> Finding:
-    """``decode()`` returns (m, D)."""
+    """``decode()`` returns finite numbers (m, D)."""
     raw, chosen = subject.needed_raw(), subject.needed_selection()
     found, wrote = writes_to(raw, lambda: subject.shadow().decode(raw, chosen))
     if wrote:
@@ -245,26 +235,14 @@ def boxes(subject: Subject) -> Finding:
     if not found.is_floating_point():
         todo = "return floating-point numbers: rounding to pixels has no derivative"
         return bad(f"boxes are {found.dtype}", todo)
+    if rows := (~found.isfinite()).any(1).nonzero()[:, 0].tolist():
+        seen = f"{len(rows)} boxes are not finite, e.g. box {rows[0]}: {found[rows[0]].tolist()}"
+        return bad(seen, "look at exp, log and divisions in decode()")
     subject.boxes = found
     if problem := size_problem(fields, found):
         todo = "return the columns in the order of box_fields: from cx cy w h, x1 is cx - w / 2 "
         return bad(problem, f"{todo}and x2 is cx + w / 2 (or name the fields cx cy w h)")
     return good(f"{counted(expected[0], 'box')} of {counted(expected[1], 'field')}")
-
-
-def finite(subject: Subject) -> Finding:
-    """Raw outputs and boxes are finite."""
-    for name, tensor in named_floats(subject.needed_raw()):
-        if wrong := int((~tensor.isfinite()).sum()):
-            seen = f"raw{name} holds {wrong} NaN or infinite values of {tensor.numel()}"
-            return bad(seen, "clamp what is divided by, logged or exponentiated")
-    if subject.boxes is None:
-        return good("raw outputs")
-    if rows := (~subject.boxes.isfinite()).any(1).nonzero()[:, 0].tolist():
-        first = f"box {rows[0]}: {subject.boxes[rows[0]].tolist()}"
-        todo = "look at exp, log and divisions in decode()"
-        return bad(f"{len(rows)} boxes are not finite, e.g. {first}", todo)
-    return good("raw outputs and boxes")
 
 
 def own_output(subject: Subject) -> Finding:

@@ -8,6 +8,7 @@ from textwrap import wrap
 from typing import Any
 
 from boxcov._files.output_file import to_json
+from boxcov._files.plain_text import aligned
 from boxcov.errors import BoxcovError, counted, join_names
 
 WIDTH = 120
@@ -154,7 +155,8 @@ class Report:
         cells = [("depth", "layers", "parameters", *sizes)]
         for depth, layers, parameters, *mib in map(astuple, self.depths):
             cells.append((depth, f"{layers}", f"{parameters:,}", *(f"{size:.2f}" for size in mib)))
-        lines = ["memory per depth in MiB (factors: upper bound)", *_table(cells, right=True)]
+        lines = ["memory per depth in MiB (factors: upper bound)"]
+        lines += [f"  {line}" for line in aligned(cells)]
         if self.milliseconds is not None:
             lines += ["", f"a plain forward pass took {self.milliseconds:.1f} ms"]
         return lines
@@ -166,16 +168,6 @@ def _hanging(start: str, text: str) -> list[str]:
     return [f"{start if i == 0 else ' ' * len(start)}{part}" for i, part in enumerate(parts)]
 
 
-def _table(rows: Sequence[tuple[str, ...]], right: bool = False) -> list[str]:
-    """Lines of aligned columns; ``right`` aligns all but the first on the right."""
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = []
-    for first, *others in rows:
-        cells = [f"{cell:{'>' if right else '<'}{w}}" for cell, w in zip(others, widths[1:])]
-        lines.append("  " + "  ".join([f"{first:<{widths[0]}}", *cells]).rstrip())
-    return lines
-
-
 def _rows(layers: Sequence[LayerRow]) -> list[str]:
     """A line for the layers of each part that are of one shape, or out for one reason."""
     alike: dict[tuple[str, str], list[str]] = {}
@@ -183,4 +175,5 @@ def _rows(layers: Sequence[LayerRow]) -> list[str]:
         groups = f", {row.groups} groups" if row.groups > 1 else ""
         what = row.reason or f"{row.n_out} x {row.n_in}{groups}"
         alike.setdefault((row.part, what), []).append(row.name)
-    return _table([(part, what, join_names(names, 2)) for (part, what), names in alike.items()])
+    rows = [(part, what, join_names(names, 2)) for (part, what), names in alike.items()]
+    return [f"  {line}" for line in aligned(rows, right=False)]

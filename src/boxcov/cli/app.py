@@ -78,16 +78,7 @@ COMMANDS: dict[str, dict[Function, tuple[str, ...]]] = {
 
 def build_app() -> PanelGroup:
     """Return the command line with all commands."""
-    version = click.Option(
-        ["--version"],
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=_print_version,
-        help="Print the version and exit.",
-    )
     app = PanelGroup(
-        params=[version],
         help="How wrong may each box be? Covariances, risks and regions for a detector's boxes.",
         epilog="Start with: boxcov demo",
         no_args_is_help=True,
@@ -96,7 +87,8 @@ def build_app() -> PanelGroup:
     for panel, commands in COMMANDS.items():
         for command, examples in commands.items():
             app.add_command(build_command(command, panel, examples))
-    return app
+    about = "Print the version and exit."
+    return click.version_option(__version__, message="boxcov %(version)s", help=about)(app)
 
 
 def main() -> None:
@@ -132,12 +124,6 @@ def main() -> None:
 
 def _terminate(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
-
-
-def _print_version(ctx: click.Context, option: click.Parameter, is_asked: bool) -> None:
-    if is_asked:
-        say(f"boxcov {__version__}")
-        ctx.exit()
 
 
 def _show_warning(

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from boxcov._files.plain_text import aligned
 from boxcov.cli.command import Output
 from boxcov.errors import counted
 from boxcov.pipeline.options import CalibrateCommand
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
 _FEW = 10  # boxes of a kind: a ranking against fewer of them is that of single boxes
+_ADVICE = "give more labelled frames"
 
 
 def calibrate(options: CalibrateCommand) -> Output:
@@ -25,16 +24,13 @@ def calibrate(options: CalibrateCommand) -> Output:
 
     with Steps() as steps:
         report = run(options, steps)
-    verdict = _verdict(report, options.source.more_frames)
-    lines = f"{_regions(report)}\n{verdict}\nwritten to {report['out']}"
+    lines = f"{_regions(report)}\n{_verdict(report)}\nwritten to {report['out']}"
     note = options.estimator.shipped_note(options.detector)
     return Output(report, [*note, _table(report), lines])
 
 
-def _table(report: dict[str, Any]) -> Table:
+def _table(report: dict[str, Any]) -> str:
     """Return one line per probability, with the baseline 1 - score beside it."""
-    from rich.table import Table
-
     held_out = report["held_out"]
     title = (
         f"error model for {report['estimator']}: "
@@ -42,7 +38,7 @@ def _table(report: dict[str, Any]) -> Table:
         f"{counted(held_out['frames'], 'frame')} not used in the fit"
     )
     head = ("share", "AUROC", "1 - score", "difference (95 %)", "ECE")
-    table = Table("probability", *head, title=title, box=None, pad_edge=False)
+    rows = [("probability", *head)]
     names = {
         "risk": "risk: the box is bad",
         "no_object": "no_object: there is none",
@@ -52,8 +48,8 @@ def _table(report: dict[str, Any]) -> Table:
         row = held_out["rows"][key]
         interval = f"{row['low']:+.3f} to {row['high']:+.3f}"
         numbers = (f"{row['AUROC']:.3f}", f"{row['baseline']:.3f}", interval, f"{row['ECE']:.3f}")
-        table.add_row(name, f"{100 * row['share']:.1f} %", *numbers)
-    return table
+        rows.append((name, f"{100 * row['share']:.1f} %", *numbers))
+    return "\n".join([title, *aligned(rows)])
 
 
 def _regions(report: dict[str, Any]) -> str:
@@ -64,17 +60,17 @@ def _regions(report: dict[str, Any]) -> str:
     return f"regions of {levels} % hold {shares} % of the errors"
 
 
-def _verdict(report: dict[str, Any], more_frames: str) -> str:
+def _verdict(report: dict[str, Any]) -> str:
     """Return a sentence: does risk find bad boxes better than 1 - score does?"""
     held_out = report["held_out"]
     row, boxes = held_out["rows"]["risk"], held_out["boxes"]
     bad = round(row["share"] * boxes)
     rare, word = min((bad, "bad"), (boxes - bad, "good"))
     if rare < _FEW:
-        return f"{rare} of {boxes} boxes are {word}: too few to judge the risk; give {more_frames}"
+        return f"{rare} of {boxes} boxes are {word}: too few to judge the risk; {_ADVICE}"
     if row["low"] > 0:
         numbers = f"AUROC {row['AUROC']:.3f} against {row['baseline']:.3f}"
         return f"risk finds bad boxes better than 1 - score: {numbers}"
     if row["high"] < 0:
-        return f"risk finds bad boxes worse than 1 - score: give {more_frames}"
-    return f"risk is not shown to find bad boxes better than 1 - score: give {more_frames}"
+        return f"risk finds bad boxes worse than 1 - score: {_ADVICE}"
+    return f"risk is not shown to find bad boxes better than 1 - score: {_ADVICE}"

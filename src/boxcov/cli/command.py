@@ -11,16 +11,13 @@ from inspect import getdoc
 from pathlib import Path
 from signal import SIGINT, SIGTERM
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import click
 
 from boxcov.errors import did_you_mean
 from boxcov.pipeline.options.option import INPUT, METHOD, OUTPUT, Help, Interval
 from boxcov.pipeline.terminal import say, say_json, say_table
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 Function = Callable[[Any], "Output | None"]
 PANELS = (INPUT, METHOD, OUTPUT)
@@ -31,7 +28,7 @@ class Output:
     """What a command prints at its end."""
 
     value: Any  # with --json
-    parts: Sequence[str | Table]  # without
+    parts: Sequence[Any]  # without: texts, and tables of ``terminal.new_table``
     failure: str = ""  # a line on stderr, for an exit code of 1
 
     def show(self, as_json: bool) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from boxcov.cli.command import Output
 from boxcov.pipeline.options import DemoCommand
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 
 def demo(options: DemoCommand) -> Output:
@@ -29,7 +26,7 @@ def demo(options: DemoCommand) -> Output:
     return Output(numbers, [title, _table(scenarios), *lines])
 
 
-def _table(scenarios: dict[str, dict[str, Any]]) -> Table:
+def _table(scenarios: dict[str, dict[str, Any]]) -> Any:
     """Return one column per scenario: what was predicted, and what was observed."""
     from rich.table import Table
 

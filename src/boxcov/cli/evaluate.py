@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from boxcov.cli.command import Output
 from boxcov.pipeline.options import EvaluateCommand
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from boxcov.pipeline.terminal import new_table
 
 Row = Mapping[str, Any]
 
@@ -28,7 +26,7 @@ def evaluate(options: EvaluateCommand) -> Output | None:
     if result is None:  # another rank prints
         return None
     (study, rows), out = result, None if options.out is None else str(options.out)
-    parts: list[str | Table] = [quality_table(rows)]
+    parts = [quality_table(rows)]
     if any(row["ENCE"] is not None for row in rows):
         parts.append(covariance_table(rows))
     if any(row["kind"] == "difference" for row in rows):
@@ -40,19 +38,19 @@ def evaluate(options: EvaluateCommand) -> Output | None:
     return Output({"about": dict(study.about), "rows": rows, "out": out}, parts)
 
 
-def quality_table(rows: Sequence[Row]) -> Table:
+def quality_table(rows: Sequence[Row]) -> Any:
     """Return a table with one column per method and two lines per metric: value and chance."""
     methods = [row for row in rows if row["kind"] not in ("chance", "difference")]
     chance = [row for row in rows if row["kind"] == "chance"]
     names = [str(row["method"]) for row in methods]
-    table = _table("quality of the uncertainties, with 95 % intervals over frames", names)
+    table = new_table("quality of the uncertainties, with 95 % intervals over frames", "", *names)
     for name in ("boxes", "paired"):
         table.add_row(name, *(str(row[name]) for row in methods))
     _add_metrics(table, methods, chance)
     return table
 
 
-def covariance_table(rows: Sequence[Row]) -> Table:
+def covariance_table(rows: Sequence[Row]) -> Any:
     """Return how well the covariances and the error model describe the errors of paired boxes."""
     from boxcov.evaluate.summary import COVARIANCE_METRICS, ERROR_DISTRIBUTIONS
 
@@ -62,28 +60,22 @@ def covariance_table(rows: Sequence[Row]) -> Table:
         for words, names in ERROR_DISTRIBUTIONS.items()
         if any(cells := [row[name] for name in names])
     }
-    table = _table("errors of paired boxes under each distribution", list(columns))
+    table = new_table("errors of paired boxes under each distribution", "", *columns)
     for label, *cells in zip(COVARIANCE_METRICS, *columns.values()):
         table.add_row(label.replace("%", " %"), *(_format_cell(cell) for cell in cells))
     return table
 
 
-def difference_table(rows: Sequence[Row]) -> Table:
+def difference_table(rows: Sequence[Row]) -> Any:
     """Return a table of what the covariance adds to the baselines, with one column for each."""
     differences = [row for row in rows if row["kind"] == "difference"]
     names = [str(row["method"]).partition(", minus ")[0] for row in differences]
-    table = _table("what the covariance adds, with 95 % intervals of the difference", names)
+    table = new_table("what the covariance adds, with 95 % intervals of the difference", "", *names)
     _add_metrics(table, differences)
     return table
 
 
-def _table(title: str, names: Sequence[str]) -> Table:
-    from rich.table import Table
-
-    return Table("", *names, title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
-
-
-def _add_metrics(table: Table, rows: Sequence[Row], chance: Sequence[Row] = ()) -> None:
+def _add_metrics(table: Any, rows: Sequence[Row], chance: Sequence[Row] = ()) -> None:
     from boxcov.evaluate.summary import MEASURE_COLUMNS
 
     for name in MEASURE_COLUMNS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from boxcov.errors import counted
 from boxcov.pipeline.options import MonitorCommand
@@ -17,12 +18,12 @@ def monitor(options: MonitorCommand) -> None:
     """
     from boxcov.pipeline.monitor import run
 
+    totals: dict[str, Any] = {}
     try:
-        totals = run(options, sys.stdout)
+        run(options, sys.stdout, totals)
     except KeyboardInterrupt:
         sys.exit(130)
-    say(
-        f"boxcov: {counted(totals['frames'], 'frame')}, {counted(totals['alarms'], 'alarm')}, "
-        f"{counted(totals['changes'], 'change')}, {totals['unreadable']} unreadable",
-        file=sys.stderr,
-    )
+    finally:
+        if totals:
+            numbers = (counted(totals[f"{noun}s"], noun) for noun in ("frame", "alarm", "change"))
+            say(f"boxcov: {', '.join(numbers)}, {totals['unreadable']} unreadable", sys.stderr)

@@ -16,7 +16,7 @@ def reproduce(options: ReproduceCommand) -> Output:
     from boxcov.pipeline.reproduce.study import run
 
     with Steps() as step:
-        tables = run(options, step.named)
+        tables = run(options, step)
     out = options.out
     lines = [
         f"{len(tables)} tables: {out / 'reproduction.md'}, and each in {out / 'tables'}",

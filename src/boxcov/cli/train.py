@@ -6,6 +6,7 @@ from math import isnan
 from statistics import mean
 from typing import Any
 
+from boxcov._files.plain_text import aligned
 from boxcov.cli.command import Output
 from boxcov.pipeline.options import TrainCommand
 
@@ -27,10 +28,10 @@ def train(options: TrainCommand) -> Output:
 
 def _format(tests: dict[str, Any]) -> str:
     """Return a table of AP by class, with one column per test set."""
-    lines = [f"{'AP (0.5, 1, 2, 4 m)':24}" + "".join(f"{name[-20:]:>22}" for name in tests)]
+    rows = [("AP (0.5, 1, 2, 4 m)", *tests)]
     for label in next(iter(tests.values()))["AP"]:
         values = (mean(test["AP"][label].values()) for test in tests.values())
         cells = ("-" if isnan(value) else f"{value:.2f}" for value in values)  # -: no such object
-        lines.append(f"{label:24}" + "".join(f"{cell:>22}" for cell in cells))
-    lines.append(f"{'mean':24}" + "".join(f"{test['mAP']:22.2f}" for test in tests.values()))
-    return "\n".join(lines)
+        rows.append((label, *cells))
+    rows.append(("mean", *(f"{test['mAP']:.2f}" for test in tests.values())))
+    return "\n".join(aligned(rows))

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from boxcov import GLM, MCGLM, MCI, ExactGLM, compile, fit
+from boxcov._files.plain_text import aligned
 from boxcov._torch.modules import LayerCallMode, fresh, ready
 from boxcov._torch.process_state import Precision, matrix_precision, seconds
 from boxcov.data.sequence import merge
@@ -19,14 +20,9 @@ from boxcov.detector import Detector
 from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.errors import BoxcovError
 from boxcov.pipeline.detectors import load_detector, match_source, warn_if_implausible
-from boxcov.pipeline.frames import (
-    Progress,
-    default_test_split,
-    load_frames,
-    preload_frames,
-    silent,
-)
+from boxcov.pipeline.frames import Progress, load_frames, preload_frames, silent
 from boxcov.pipeline.options import BenchCommand, DataOptions
+from boxcov.pipeline.source import default_split
 from boxcov.pipeline.stages import format_stages, measure_stages
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.deployment import CompiledModel
@@ -65,7 +61,7 @@ def run(options: BenchCommand, progress: Progress = silent) -> list[dict[str, An
         raise BoxcovError(
             f"a {type(detector).__name__} has no fused network with stages: remove --stages"
         )
-    split = default_test_split(options.data)
+    split = default_split(options.data, "predict")
     needed = max(options.count, BATCH if device.startswith("cuda") else FIT_FRAMES)
     source = DataOptions(options.data, split, needed, options.seed)
     frames = load_frames(match_source(source, detector), device, detector.classes)
@@ -315,8 +311,7 @@ def format_table(rows: list[dict[str, Any]]) -> str:
     """Return the rows as a table for a terminal."""
     if "stage" in rows[0]:
         return format_stages(rows)
-    header = ("method", "depth", "boxes", "samples", "ms (quartiles)", "ratio", "peak MiB")
-    lines = [_format_line(header)]
+    cells = [("method", "depth", "boxes", "samples", "ms (quartiles)", "ratio", "peak MiB")]
     for row in rows:
         ms = ratio = peak = "-"
         if row["ms"] is not None:
@@ -325,13 +320,6 @@ def format_table(rows: list[dict[str, Any]]) -> str:
         if row["peak_mib"] is not None:
             peak = f"{row['peak_mib']:.0f}"
         samples = "-" if row["samples"] is None else row["samples"]
-        cells = (row["method"], row["depth"], row["boxes"], samples, ms, ratio, peak)
-        lines.append(f"{_format_line(cells)}  {row['note']}".rstrip())
-    return "\n".join(lines)
-
-
-def _format_line(cells: Sequence[object]) -> str:
-    """Return the cells in columns of fixed width."""
-    first, *others = cells
-    widths = (10, 7, 10, 32, 10, 10)
-    return f"{first:37}" + "".join(f"{cell!s:>{width}}" for cell, width in zip(others, widths))
+        cells.append((row["method"], row["depth"], row["boxes"], samples, ms, ratio, peak))
+    notes = ["", *(row["note"] for row in rows)]
+    return "\n".join(f"{line}  {note}".rstrip() for line, note in zip(aligned(cells), notes))

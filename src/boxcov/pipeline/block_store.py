@@ -16,7 +16,7 @@ from boxcov._torch.distributed import World
 from boxcov.data.loader import load_items
 from boxcov.errors import BoxcovError
 from boxcov.pipeline.frames import Progress, silent
-from boxcov.pipeline.paths import refuse_other_settings
+from boxcov.pipeline.paths import blocks_path, refuse_other_settings
 
 T = TypeVar("T")
 BLOCK = 16  # frames per block: an interrupted run loses at most this many
@@ -35,7 +35,7 @@ class BlockStore(Generic[T]):
         read: Callable[[Path], tuple[T, Mapping[str, Any]]],
         size: int = BLOCK,
     ):
-        self.folder = out.with_name(f"{out.name}.parts")
+        self.folder = blocks_path(out)
         self.write, self.read, self.size = write, read, size
 
     def refuse_leftovers(self, resume: bool, world: World) -> None:

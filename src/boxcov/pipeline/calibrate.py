@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import ceil
 from typing import Any
-from warnings import warn
 
 import torch
 
@@ -22,25 +21,24 @@ from boxcov.error_model.labelled_frames import (
 )
 from boxcov.error_model.model import ErrorModel
 from boxcov.error_model.network import FOLDS, Progress, TrainingOptions
-from boxcov.errors import BoxcovError, BoxcovWarning, counted
+from boxcov.errors import BoxcovError, counted
 from boxcov.evaluate.covariance_metrics import LEVELS, probability_metrics, region_coverage
 from boxcov.evaluate.ground_truth import match_detections
 from boxcov.evaluate.label_convention import warn_of_convention
 from boxcov.evaluate.records import Records
 from boxcov.pipeline.detectors import load_detector, match_source, open_data
-from boxcov.pipeline.frames import (
-    default_calibration_split,
-    default_training_split,
-    frames_name,
-    load_labelled_frames,
-    other_split,
-    shares_frames,
-    warn_of_other_inputs,
-)
+from boxcov.pipeline.frames import load_labelled_frames
 from boxcov.pipeline.options import CalibrateCommand, DataOptions
 from boxcov.pipeline.paths import holds_output
 from boxcov.pipeline.predict import build_predictor
 from boxcov.pipeline.progress import Steps
+from boxcov.pipeline.source import (
+    default_split,
+    frames_name,
+    other_split,
+    warn_of_other_inputs,
+    warn_of_shared_frames,
+)
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.predictor import estimator
 
@@ -53,7 +51,7 @@ def run(options: CalibrateCommand, steps: Steps | None = None) -> dict[str, Any]
     on the others. The one that is written is fitted on all frames.
     """
     source = options.source
-    source = replace(source, split=source.split or default_calibration_split(source.data))
+    source = replace(source, split=source.split or default_split(source.data, "calibrate"))
     detector = load_detector(options, options.device)
     threshold = iou_thresholds(detector.box_fields, options.threshold)[1]
     source, frames = open_data(detector, source, options.device)
@@ -106,22 +104,18 @@ def _warn_of_fit_frames(posterior: Posterior, source: DataOptions, length: int) 
     about = {name: value for name, value in posterior.meta.items() if isinstance(value, str)}
     if "data" not in about or posterior.fisher == "identity":  # made in Python, or without frames
         return
-    split = about.get("split", default_training_split(about["data"]))
+    split = about.get("split", default_split(about["data"], "fit"))
     name = f"{about['data']} {split} seed {about.get('seed')}"
     try:
         # before the share is drawn
         count = ceil(posterior.frames / float(about.get("fraction", 1)))
-        is_same = shares_frames(name, count, source, length)
     except (ArithmeticError, ValueError):  # the meta data are free texts
         return
-    if is_same:
-        warn(
-            f"{source.data}: the posterior was fitted on frames of the split {split}, too. "
-            "If the detector was trained on them, its errors there are smaller than on new frames, "
-            f"and risk and regions promise too much: {other_split(source, 'fit', 'calibrate')}",
-            BoxcovWarning,
-            stacklevel=2,
-        )
+    effect = (
+        ". If the detector was trained on them, its errors there are smaller than on new frames, "
+        f"and risk and regions promise too much: {other_split(source, 'fit', 'calibrate')}"
+    )
+    warn_of_shared_frames("the posterior", name, count, source, length, effect)
 
 
 def _stress_frames(
@@ -130,7 +124,7 @@ def _stress_frames(
     if options.stress is None:
         return ()
     if options.stress != "resized":
-        split = default_calibration_split(options.stress)
+        split = default_split(options.stress, "calibrate")
         other = replace(source, data=options.stress, split=split)
         return load_labelled_frames(match_source(other, detector), options.device, detector.classes)
     if "yaw" not in detector.box_fields:
@@ -147,7 +141,7 @@ def _fit_frames(frames: int, options: CalibrateCommand) -> int:
     if not FOLDS <= count < frames:
         raise BoxcovError(
             f"{counted(frames, 'frame')} cannot be split with --fit-share {options.fit_share}: the "
-            f"fit needs at least {FOLDS} and the report one; give {options.source.more_frames}"
+            f"fit needs at least {FOLDS} and the report one; give more labelled frames"
         )
     return count
 

@@ -7,7 +7,7 @@ from typing import Any
 from boxcov._files.input_file import reading
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
-from boxcov.pipeline.frames import check_frame_count, frame_count, load_frames, source_of_detections
+from boxcov.pipeline.frames import frame_count, frames_of_detections, load_frames
 from boxcov.pipeline.options import ConvertCommand
 from boxcov.pipeline.output_format import (
     FORMATS_WITH_FRAMES,
@@ -39,7 +39,4 @@ def _load_frames(options: ConvertCommand, found: Detections) -> Any:
     optional = options.format in (*MESSAGE_FORMATS, "rerun") and "source" not in found.meta
     if options.format not in FORMATS_WITH_FRAMES or optional:
         return None
-    source = source_of_detections(options.detections, found.meta, options.source)
-    frames = load_frames(source, "cpu", found.classes)
-    check_frame_count(options.detections, found, frames, source)
-    return frames
+    return frames_of_detections(options.detections, found, options.source, load_frames)

@@ -18,9 +18,10 @@ from boxcov.detectors import centerpoint, torchvision, transformers, ultralytics
 from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.detectors.yolox import YOLOX
 from boxcov.errors import BoxcovError, BoxcovWarning
-from boxcov.pipeline.frames import load_labelled_frames, split_image_size, warn_of_fewer_frames
+from boxcov.pipeline.frames import load_labelled_frames, warn_of_fewer_frames
 from boxcov.pipeline.options import DataOptions, DetectorOptions
 from boxcov.pipeline.options.option import DETECTORS, SHIPPED_POSTERIOR
+from boxcov.pipeline.source import split_image_size
 from boxcov.pipeline.user_code import load_function
 from boxcov.posterior import file as posterior_file
 

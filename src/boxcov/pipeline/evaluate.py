@@ -22,11 +22,11 @@ from boxcov.pipeline.frames import (
     load_in_background,
     load_labelled_frames,
     silent,
-    source_of_detections,
     warn_of_fewer_frames,
 )
 from boxcov.pipeline.options import DataOptions, EvaluateCommand
 from boxcov.pipeline.paths import holds_output
+from boxcov.pipeline.source import source_of_detections
 from boxcov.report.page import write
 from boxcov.report.study import Study
 from boxcov.version import __version__

@@ -15,9 +15,9 @@ from boxcov.kfac.passes import Progress
 from boxcov.pipeline.detectors import load_detector, open_data
 from boxcov.pipeline.frames import load_in_background
 from boxcov.pipeline.options import FitCommand
-from boxcov.pipeline.paths import checkpoint_path, holds_output, refuse_other_settings
+from boxcov.pipeline.paths import checkpoint_path, holds_output
 from boxcov.posterior.posterior import Posterior
-from boxcov.posterior.prior import EVIDENCE_LAYERS, determined_weights
+from boxcov.posterior.prior import determined_weights
 
 
 @holds_output
@@ -33,8 +33,6 @@ def run(options: FitCommand, progress: Progress | None = None) -> Posterior:
         depth = _part_or_names(options.depth, detector)
         source, frames = open_data(detector, options.source, device)
         stated = {name: str(value) for name, value in asdict(source).items() if value is not None}
-        if options.resume and not options.force and out.exists():
-            _refuse_other_settings(options, Posterior.load(out, detector), depth, stated)
         posterior = fit_posterior(
             detector,
             load_in_background(frames, options.workers, device, source.seed, options.batch),
@@ -64,36 +62,6 @@ def run(options: FitCommand, progress: Progress | None = None) -> Posterior:
     for path in (own, second_pass_path(own)):
         path.unlink(missing_ok=True)
     return posterior
-
-
-def _refuse_other_settings(
-    options: FitCommand, stored: Posterior, depth: str | list[str], stated: dict[str, str]
-) -> None:
-    """Raise if the posterior in the output was fitted with other options; stated: its frames."""
-    is_auto = EVIDENCE_LAYERS in stored.meta or stored.form == "paper"
-    of_file = {
-        **{name: text for name, text in stored.meta.items() if name != EVIDENCE_LAYERS},
-        "depth": stored.depth,
-        "fisher": stored.fisher,
-        "form": stored.form,
-        "ekfac": bool(stored.ekfac_layers),
-        "calibrated": stored.error_model is not None,
-        "n_data": stored.n_data,
-        "prior_precision": "auto" if is_auto else stored.prior_precision,
-    }
-    given = {
-        **stated,
-        **options.detector_meta,
-        "fraction": f"{options.fraction:g}",
-        "depth": depth if isinstance(depth, str) else ",".join(depth),
-        "fisher": options.fisher,
-        "form": options.form,
-        "ekfac": options.ekfac,
-        "calibrated": False,
-        "n_data": stored.n_data if options.n_data is None else options.n_data,
-        "prior_precision": "auto" if options.form == "paper" else options.prior_precision,
-    }
-    refuse_other_settings(options.out, of_file, {**dict.fromkeys(of_file), **given})
 
 
 def _part_or_names(depth: str, detector: Detector) -> str | list[str]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from os.path import isdir
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from warnings import warn
 
 import torch
 
-from boxcov._files.input_file import MAX_FRAMES, conform
 from boxcov._torch.modules import move
 from boxcov.data import batched, coco, kitti, loaded, nuscenes, simulated
 from boxcov.data.sequence import FrameSequence
@@ -19,7 +16,13 @@ from boxcov.detections import Detections
 from boxcov.errors import BoxcovError, BoxcovWarning, counted, did_you_mean, join_names
 from boxcov.pipeline.kitti_axes import KittiAsNuScenes, has_kitti_classes
 from boxcov.pipeline.options import DataOptions, PredictedData
-from boxcov.pipeline.user_code import PREFIX, load_function, user_code
+from boxcov.pipeline.source import (
+    default_split,
+    parse_split,
+    source_of_detections,
+    split_image_size,
+)
+from boxcov.pipeline.user_code import load_function, user_code
 
 Progress = Callable[[int, int], None]  # frames done, frames in total
 SIMULATED_SPLITS = {"train": 0, "test": 1000, "val": 2000}  # added to the seed
@@ -45,8 +48,8 @@ def load_frames(
     kind, _, where = source.data.partition(":")
     if kind == "simulated":
         return _simulated_frames(source, where, device, classes)
-    name, frame_range = _parse_split(source.split)
-    name = name or default_training_split(source.data)
+    name, frame_range = parse_split(source.split)
+    name = name or default_split(source.data, "fit")
     frames: Any
     labels: Sequence[str]
     if kind == "nuscenes":
@@ -121,7 +124,7 @@ class UserFrames(FrameSequence):
 def _simulated_frames(
     source: DataOptions, scenario: str, device: str, classes: Sequence[str]
 ) -> Sequence[Any]:
-    split, splits = source.split or default_training_split(source.data), ", ".join(SIMULATED_SPLITS)
+    split, splits = source.split or default_split(source.data, "fit"), ", ".join(SIMULATED_SPLITS)
     if "[" in split:
         raise BoxcovError(
             f"split {split!r}: simulated splits have no ranges: use --count, and --split with one "
@@ -131,7 +134,7 @@ def _simulated_frames(
         known = did_you_mean(split, SIMULATED_SPLITS)
         raise BoxcovError(f"no split {split!r} of simulated frames{known}: there are {splits}")
     frames = simulated.frames(
-        scenario or "clear",
+        scenario,
         seed=source.seed + SIMULATED_SPLITS[split],
         count=100 if source.count is None else source.count,
         sweeps=source.sweeps,
@@ -140,36 +143,10 @@ def _simulated_frames(
     return _check_frames(frames, simulated.CLASSES, classes, source.data)
 
 
-def _mini(root: str) -> str:
-    """Return the prefix of the splits of a nuScenes folder that holds the mini version alone."""
-    # isdir is False, not an error, for a path that is too long
-    has_mini, has_all = (isdir(f"{root}/v1.0-{name}") for name in ("mini", "trainval"))
-    return "mini_" if has_mini and not has_all else ""
-
-
 def _nuscenes_version(split: str) -> str:
     if split.startswith("mini"):
         return "v1.0-mini"
     return "v1.0-test" if split == "test" else "v1.0-trainval"
-
-
-def split_image_size(where: str) -> tuple[str, str]:
-    """Return the folder of the images and their size as given: pixels, "whole" or nothing."""
-    root, _, size = where.rpartition("@")
-    return (root, size) if root and (size == "whole" or size.isdecimal()) else (where, "")
-
-
-def _parse_split(split: str | None) -> tuple[str, slice]:
-    name, bracket, rest = (split or "").partition("[")
-    if not bracket:
-        return name, slice(None)
-    try:
-        start, stop = (int(end) if end else None for end in rest.removesuffix("]").split(":"))
-    except ValueError:
-        raise BoxcovError(
-            f"split {split!r}: give a range of frames as in train[:28] or train[28:40]"
-        ) from None
-    return name, slice(start, stop)
 
 
 def _check_frames(
@@ -214,83 +191,17 @@ def preload_frames(frames: Sequence[Any], device: str, progress: Progress = sile
     return items
 
 
-def default_training_split(data: str) -> str:
-    """Return the split of ``load_frames``: frames that a detector is usually trained on."""
-    kind, _, where = data.partition(":")
-    splits = {"nuscenes": f"{_mini(where)}train", "kitti": "training", "coco": "train2017"}
-    return splits.get(kind, "train")
-
-
-def default_test_split(data: str) -> str:
-    """Return the split for predictions: frames that a detector is usually not trained on."""
-    kind, _, where = data.partition(":")
-    # training is the only split of KITTI with labels
-    splits = {"nuscenes": f"{_mini(where)}val", "kitti": "training", "coco": "val2017"}
-    return splits.get(kind, "test")
-
-
-def frames_name(source: DataOptions) -> str:
-    """Return data, split and seed in words, as error models remember their frames."""
-    return f"{source.data} {source.split} seed {source.seed}"
-
-
-def shares_frames(name: str, count: int, source: DataOptions, length: int) -> bool:
-    """Return whether ``count`` frames of ``frames_name`` are among the ``length`` of ``source``.
-
-    Ranges that count from the end of a split are only compared as texts.
-
-    >>> source = DataOptions("coco:photos", "val2017[30:]")
-    >>> [shares_frames(f"coco:photos val2017[:{n}] seed 7", n, source, 50) for n in (30, 40)]
-    [False, True]
-    """
-    if name == frames_name(source):
-        return True
-    data, _, split = name.rpartition(" seed ")[0].rpartition(" ")
-    if data != source.data or data.startswith("simulated"):
-        return False
-    (own, own_range), (other, other_range) = _parse_split(source.split), _parse_split(split)
-    ours, theirs = (range(MAX_FRAMES)[part] for part in (own_range, other_range))
-    ours, theirs = ours[:length], theirs[:count]
-    return own == other and max(ours.start, theirs.start) < min(ours.stop, theirs.stop)
-
-
-def warn_of_other_inputs(fitted: Mapping[str, Any], source: DataOptions) -> None:
-    """Warn if ``source`` has another image size or number of sweeps than a posterior's frames.
-
-    fitted: the meta data of the posterior, empty if it was made in Python.
-    """
-    (kind, _, where), (other, _, root) = (
-        str(data).partition(":") for data in (source.data, fitted.get("data", ""))
-    )
-    own = known = ""
-    if kind == other == "coco":
-        own, known = (f"coco:ROOT@{split_image_size(folder)[1]}" for folder in (where, root))
-    elif kind == other and kind in ("simulated", "nuscenes") and "sweeps" in fitted:
-        own, known = f"--sweeps {source.sweeps}", f"--sweeps {fitted['sweeps']}"
-    if own != known:
-        option = f"--data {known}" if kind == "coco" else known
-        warn(
-            f"{source.data}: these are frames of {own}, but the posterior was fitted on frames of "
-            f"{known}, with other errors: give {option}, or fit a posterior on frames like these",
-            BoxcovWarning,
-            stacklevel=3,
-        )
-
-
-def other_split(source: DataOptions, first: str, second: str) -> str:
-    """Return the advice to take other frames than ``source``; first, second: uses of its parts.
-
-    >>> other_split(DataOptions("coco:photos", "val2017[30:]"), "fit", "calibrate")
-    "give another --split, or parts of it, 'val2017[:100]' to fit and 'val2017[100:]' to calibrate"
-    """
-    split = str(source.split).partition("[")[0]
-    parts = f", or parts of it, '{split}[:100]' to {first} and '{split}[100:]' to {second}"
-    return "give another --split" + ("" if source.data.startswith("simulated") else parts)
-
-
-def default_calibration_split(data: str) -> str:
-    """Return the split for calibration: different from that of ``boxcov predict`` if possible."""
-    return "val" if data.startswith(("simulated", PREFIX)) else default_test_split(data)
+def frames_of_detections(
+    path: Path,
+    found: Detections,
+    given: PredictedData,
+    load: Callable[..., Sequence[Any]] = load_labelled_frames,
+) -> Sequence[Any]:
+    """Return the frames that the detections of a file were computed on."""
+    source = source_of_detections(path, found.meta, given)
+    frames = load(source, "cpu", found.classes)
+    check_frame_count(path, found, frames, source)
+    return frames
 
 
 def frame_count(found: Detections) -> int:
@@ -308,51 +219,3 @@ def check_frame_count(
             f"{path}: boxes of {count} frames, but {source.data} has {len(frames)}: give the "
             "--data, --split and --count that they were predicted on"
         )
-
-
-def source_of_detections(path: Path, meta: Mapping[str, Any], given: PredictedData) -> DataOptions:
-    """Return the frames that a file of detections was computed on.
-
-    given: which frames these are if the file does not say so, or where they are now.
-    """
-    stored, data = meta.get("source"), given.data
-    if "files" in meta:
-        raise BoxcovError(
-            f"{path}: boxes of {meta['files']}, frames without labels: predict labelled frames "
-            "with --data KIND:WHERE"
-        )
-    if not isinstance(stored, Mapping):
-        if data is None:
-            raise BoxcovError(
-                f"{path}: does not state which frames it was computed on: give --data KIND:WHERE, "
-                "and --split and --count unless they are those of boxcov predict"
-            )
-        if data.startswith("coco:") and not split_image_size(data)[1]:
-            raise BoxcovError(
-                f"{path}: does not state the size of the images that its boxes are on: give --data "
-                f"{data}@640 for images letterboxed to 640 pixels, or {data}@whole"
-            )
-        return DataOptions(data, given.split or default_test_split(data), given.count)
-    source: DataOptions = conform(stored, DataOptions, f"{path}: meta.source")
-    if given.split not in (None, source.split) or given.count not in (None, source.count):
-        raise BoxcovError(
-            f"{path}: states its frames, split {source.split} and count {source.count}: remove "
-            "--split and --count"
-        )
-    if data is None:
-        if source.data.startswith(PREFIX):  # reading a file never runs what the file names
-            raise BoxcovError(
-                f"{path}: its frames come from {source.data}, which boxcov does not run unless you "
-                f"name it: give --data {source.data}"
-            )
-        return source
-    same_kind = data.partition(":")[0] == source.data.partition(":")[0]
-    if not same_kind or (data.startswith("simulated") and data != source.data):
-        raise BoxcovError(
-            f"{path}: predictions for {source.data}, not for {data}: "
-            "--data only states where a data set is now"
-        )
-    size, other = (split_image_size(where)[1] for where in (source.data, data))
-    if size and other not in ("", size):
-        raise BoxcovError(f"{path}: boxes on images @{size}, not @{other}: remove @{other}")
-    return replace(source, data=f"{data}@{size}" if size and not other else data)

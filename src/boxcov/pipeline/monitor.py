@@ -32,17 +32,29 @@ _HELP = {
 
 
 @holds_output
-def run(options: MonitorCommand, out: TextIO) -> dict[str, Any]:
-    """Write the verdict on each frame; return the totals and the last p-value and evidence."""
+def run(options: MonitorCommand, out: TextIO, totals: dict[str, Any]) -> None:
+    """Write the verdict on each frame; add it to ``totals``, with the last p-value and evidence.
+
+    Ctrl-C is how a stream ends: Prometheus text is written then, too.
+    """
     if options.save is not None:
         check_output(options.save, may_replace=True)
     _check_same_model(options.usual, Path(options.frames))
     monitor = load_monitor(options)
     if options.save is not None:
         monitor.save(options.save)
-    totals: dict[str, Any] = dict.fromkeys(("frames", "alarms", "changes", "unreadable"), 0)
+    totals |= dict.fromkeys(("frames", "alarms", "changes", "unreadable"), 0)
     if options.out is not None:  # else the numbers of an earlier run stay until the first frame
         write_text(options.out, prometheus(totals))
+    try:
+        _watch(monitor, options, out, totals)
+    finally:
+        if options.format == "prometheus" and options.out is None:
+            say(prometheus(totals).rstrip(), out)
+
+
+def _watch(monitor: Monitor, options: MonitorCommand, out: TextIO, totals: dict[str, Any]) -> None:
+    """Write the verdict on each frame, and count it."""
     for name, frame in _frames(options.frames):
         if "error" in frame:
             verdict = {"alarm": True, "reasons": [f"no boxes: {frame['error']}"]}
@@ -58,9 +70,6 @@ def run(options: MonitorCommand, out: TextIO) -> dict[str, Any]:
             say_json({"frame": name, **verdict}, out)
         elif options.out is not None:
             write_text(options.out, prometheus(totals))
-    if options.format == "prometheus" and options.out is None:
-        say(prometheus(totals).rstrip(), out)
-    return totals
 
 
 def _check_same_model(usual: Path, frames: Path) -> None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
+from glob import escape
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -21,8 +22,7 @@ def holds_output(run: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[C,
     """Decorate the ``run`` of a command: no other process writes ``options.out`` meanwhile.
 
     The output can be written, or it is an error before the work. A file that exists is replaced
-    only with ``options.force``, or by a run that continues: it may have been killed after it wrote.
-    Such a run calls ``refuse_other_settings`` as soon as its own settings are known.
+    only with ``options.force``, or if a run that was interrupted after it wrote is continued.
     What a killed run left of it is removed. Under torchrun rank 0 holds it for all.
     """
 
@@ -31,7 +31,9 @@ def holds_output(run: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[C,
         out: Path | None = options.out  # type: ignore[attr-defined]
         if out is not None:
             # True: the file of boxcov monitor is replaced after each frame
-            may_replace = getattr(options, "force", True) or getattr(options, "resume", False)
+            may_replace = getattr(options, "force", True) or (
+                getattr(options, "resume", False) and is_unfinished(out)
+            )
             check_output(out, may_replace, folder=getattr(options, "format", "") == "kitti")
         if out is None or os.environ.get("RANK", "0") != "0":
             return run(options, *args, **keywords)
@@ -71,10 +73,7 @@ def check_output(out: Path, may_replace: bool, folder: bool = False) -> None:
 
 
 def refuse_other_settings(
-    path: Path,
-    stored: Mapping[str, Any],
-    given: Mapping[str, Any],
-    advice: str = "replace it with --force, or give another name",
+    path: Path, stored: Mapping[str, Any], given: Mapping[str, Any], advice: str
 ) -> None:
     """Raise if the file ``path``, which a resumed run would use, was made with other settings."""
     for name, value in given.items():
@@ -86,5 +85,21 @@ def refuse_other_settings(
 
 
 def checkpoint_path(out: Path) -> Path:
-    """Return the checkpoint of the fit that writes ``out``."""
-    return out.with_name(f"{out.name}.checkpoint")
+    """Return the checkpoint of the fit that writes ``out``; other ranks append their number."""
+    return out.parent / f"{out.name}.checkpoint"
+
+
+def training_checkpoint_path(out: Path) -> Path:
+    """Return the checkpoint of the training that writes ``out``."""
+    return out.parent / f"{out.stem}.checkpoint"
+
+
+def blocks_path(out: Path) -> Path:
+    """Return the folder of the finished blocks of the run that writes ``out``."""
+    return out.parent / f"{out.name}.parts"
+
+
+def is_unfinished(out: Path) -> bool:
+    """Return whether there is something that ``--resume`` continues with."""
+    fits = out.parent.glob(f"{escape(checkpoint_path(out).name)}*")  # all ranks and passes
+    return any(fits) or training_checkpoint_path(out).exists() or blocks_path(out).exists()

@@ -10,7 +10,6 @@ from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
-from warnings import warn
 
 import torch
 
@@ -22,27 +21,29 @@ from boxcov._torch.process_state import seconds
 from boxcov.concatenation import concatenate
 from boxcov.detections import Detections
 from boxcov.detector import Detector
-from boxcov.errors import BoxcovError, BoxcovWarning
+from boxcov.errors import BoxcovError
 from boxcov.outlines import background_of
 from boxcov.pipeline.block_store import BLOCK, BlockStore
 from boxcov.pipeline.detectors import load_detector, open_data
 from boxcov.pipeline.frame_files import FileFrames, Frame, FrameReader, is_video, look_at_first
 from boxcov.pipeline.frames import (
     Progress,
-    default_test_split,
     load_frames,
     load_in_background,
-    other_split,
-    shares_frames,
     silent,
     warn_of_fewer_frames,
-    warn_of_other_inputs,
 )
 from boxcov.pipeline.options import DataOptions, EstimatorOptions, PredictCommand, RankCommand
 from boxcov.pipeline.options.option import SHIPPED_POSTERIOR
 from boxcov.pipeline.output_format import check_format, write_detections
-from boxcov.pipeline.paths import holds_output, refuse_other_settings
+from boxcov.pipeline.paths import holds_output
 from boxcov.pipeline.show import check_frames, check_show, pictures
+from boxcov.pipeline.source import (
+    default_split,
+    other_split,
+    warn_of_other_inputs,
+    warn_of_shared_frames,
+)
 from boxcov.posterior import file as posterior_file
 from boxcov.posterior.posterior import Posterior
 from boxcov.predict.exact import ExactGLM
@@ -87,9 +88,6 @@ def run(
         check_format(options.format, frames, fields, is_calibrated, options.message)
         about = {**posterior_meta(estimator), **options.detector_meta, **frames_meta}
         meta = model_meta(model, about)
-        may_differ = options.force or not options.resume or options.format != "native"
-        if not may_differ and options.out.exists():
-            refuse_other_settings(options.out, Detections.load(options.out).meta, meta)
         loaded = load_in_background(frames, options.workers, device, seed)
         compute = partial(_predict_block, model, total=len(frames), progress=progress)
         store.fill(loaded, meta, compute, world, progress)
@@ -98,9 +96,9 @@ def run(
     found = read_blocks(store, len(frames))
     found = replace(found, meta={**meta, **found.meta})
     write_detections(options.format, options.out, frames, found, options.message)
-    store.remove()
     if options.show is not None:
         _draw(options.show, frames, found, drawing)
+    store.remove()
     return {"out": str(options.out), **_summary(found), **meta}
 
 
@@ -139,7 +137,7 @@ def open_frames(
         warn_of_fewer_frames(frames, source.count, str(where))
         names = [printable(name, one_line=True) for name in frames.names]
         return frames, {"files": printable(where, one_line=True), "names": names}
-    source = replace(source, split=source.split or default_test_split(source.data))
+    source = replace(source, split=source.split or default_split(source.data, "predict"))
     source, frames = open_data(detector, source, device, load_frames)
     return frames, {"source": asdict(source)}
 
@@ -152,15 +150,11 @@ def _warn_of_calibration_frames(model: Predictor, about: Mapping[str, Any]) -> N
     name, count = fitted.get("data"), fitted.get("frames")
     if not isinstance(name, str) or type(count) is not int:
         return
-    if shares_frames(name, count, source, about["frames"]):
-        split = str(source.split).partition("[")[0]
-        warn(
-            f"{source.data}: the error model was fitted on frames of the split {split}, too, so "
-            "its risk and regions look better on these frames than they are: "
-            f"{other_split(source, 'calibrate', 'predict')}",
-            BoxcovWarning,
-            stacklevel=2,
-        )
+    effect = (
+        ", so its risk and regions look better on these frames than they are: "
+        f"{other_split(source, 'calibrate', 'predict')}"
+    )
+    warn_of_shared_frames("the error model", name, count, source, about["frames"], effect)
 
 
 def _draw(out: Path, frames: Any, found: Detections, progress: Progress) -> None:

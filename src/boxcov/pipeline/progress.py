@@ -105,13 +105,6 @@ class Steps(AbstractContextManager["Steps"]):
         self.current = ProgressBar(what, unit)
         return self.current
 
-    def named(self, what: str, done: int, total: int) -> None:
-        """Show the progress of the step ``what``; another name starts the next step."""
-        if self.current is None or self.current.what != what:
-            self(what)
-        assert self.current is not None
-        self.current(done, total)
-
     def close(self) -> None:
         """End the current step."""
         if self.current is not None:

@@ -20,13 +20,11 @@ from boxcov.pipeline.detectors import load_detector
 from boxcov.pipeline.frame_files import FileFrames, Frame
 from boxcov.pipeline.frames import (
     Progress,
-    check_frame_count,
     check_labels,
     frame_count,
+    frames_of_detections,
     load_in_background,
-    load_labelled_frames,
     silent,
-    source_of_detections,
 )
 from boxcov.pipeline.options import DataOptions, PredictedData, RankCommand
 from boxcov.pipeline.paths import check_output, holds_output
@@ -141,8 +139,6 @@ def _predict(options: RankCommand, progress: Progress) -> Pool:
         seen = target.background if is_file else background_of(inputs)
         sizes.append(seen.shape[1::-1] if seen is not None and seen.ndim == 3 else None)
         progress(number + 1, len(frames))
-    if not found:
-        raise BoxcovError(f"there are no frames to rank in {options.source.data}")
     names = frames.names if isinstance(frames, FileFrames) else list(map(str, range(len(found))))
     truth = GroundTruth.from_frames(targets) if options.by == "disagreement" else None
     return Pool(join_frames(found), names, truth, tuple(sizes))
@@ -163,9 +159,7 @@ def _read(options: RankCommand) -> Pool:
     if options.by == "disagreement":
         given = options.source
         where = (given.data, given.split, given.count) if given != DataOptions() else ()
-        source = source_of_detections(path, found.meta, PredictedData(*where))
-        frames = load_labelled_frames(source, "cpu", found.classes)
-        check_frame_count(path, found, frames, source)
+        frames = frames_of_detections(path, found, PredictedData(*where))
         count, truth = len(frames), GroundTruth.from_frames(frames)
     names = found.meta.get("names") or list(map(str, range(count)))
     if len(names) != count:

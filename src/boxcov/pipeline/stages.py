@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from statistics import median
@@ -15,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_flatten
 from torch.utils.flop_counter import FlopCounterMode
 
+from boxcov._files.plain_text import aligned
 from boxcov._torch.process_state import Precision, matrix_precision, seconds
 from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.detectors.centerpoint.fused_network import FusedCenterPoint
@@ -205,15 +206,8 @@ def format_stages(rows: list[dict[str, Any]]) -> str:
     """Return the rows as a table for a terminal."""
     digits = {"boxes": 0, "ms": 2, "busy_ms": 2, "launches": 0, "gflop": 1, "mb": 0, "limit_ms": 2}
     titles = ("boxes", "ms", "busy ms", "launches", "GFLOP", "MB", "limit ms")
-    lines = [_line("stage", "precision", titles)]
+    lines = [("stage", "precision", *titles)]
     for row in rows:
-        cells = [
-            "-" if row.get(key) is None else f"{row[key]:.{places}f}"
-            for key, places in digits.items()
-        ]
-        lines.append(_line(row["stage"], row["precision"], cells))
-    return "\n".join(lines)
-
-
-def _line(stage: str, precision: str, cells: Iterable[str]) -> str:
-    return f"{stage:24}{precision:11}" + "".join(f"{cell:>10}" for cell in cells)
+        cells = ("-" if row.get(k) is None else f"{row[k]:.{n}f}" for k, n in digits.items())
+        lines.append((row["stage"], row["precision"], *cells))
+    return "\n".join(aligned(lines))

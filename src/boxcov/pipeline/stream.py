@@ -75,7 +75,9 @@ def run(options: StreamCommand, out: TextIO, latencies: Latencies) -> None:
         try:
             predict = partial(predict_line, model, show=show, with_covariance=with_covariance)
             done, failed = write_lines(predict, entries, out, latencies, meta)
-        except (KeyboardInterrupt, SystemExit) as error:
+        except (KeyboardInterrupt, SystemExit, BoxcovError) as error:
+            if isinstance(error, BoxcovError) and not latencies.count:
+                raise
             stop = error  # Ctrl-C is how a watched folder ends: its video is written first
     if stop is not None:
         raise stop

@@ -11,14 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from boxcov._files.output_file import to_json, without_nan
 from boxcov._files.plain_text import printable
 from boxcov.errors import BoxcovError
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 
 @contextmanager
@@ -64,7 +61,14 @@ def say_json(value: Any, file: TextIO | None = None) -> None:
     say(to_json(without_nan(value)), file)
 
 
-def say_table(table: Table, file: TextIO | None = None) -> None:
+def new_table(title: str, *columns: str) -> Any:
+    """Return an empty ``rich.table.Table`` without lines between its rows and columns."""
+    from rich.table import Table
+
+    return Table(*columns, title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
+
+
+def say_table(table: Any, file: TextIO | None = None) -> None:
     """Print a table to stdout, or to another file; no name in it is taken as markup."""
     from rich.console import Console
     from rich.text import Text

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
-from boxcov._files.input_file import read_json, reading
 from boxcov._files.output_file import remove_leftovers, write_json
 from boxcov._torch.modules import move
 from boxcov.concatenation import join_frames
@@ -18,15 +17,10 @@ from boxcov.errors import BoxcovError
 from boxcov.evaluate.average_precision import average_precision, mean_precision
 from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.pipeline.detectors import move_to_device
-from boxcov.pipeline.frames import (
-    Progress,
-    default_test_split,
-    load_labelled_frames,
-    preload_frames,
-    silent,
-)
+from boxcov.pipeline.frames import Progress, load_labelled_frames, preload_frames, silent
 from boxcov.pipeline.options import DataOptions, TrainCommand
-from boxcov.pipeline.paths import check_output, holds_output, refuse_other_settings
+from boxcov.pipeline.paths import check_output, holds_output, training_checkpoint_path
+from boxcov.pipeline.source import default_split
 
 _REPORTED = ("config", "data", "split", "steps", "batch", "rate", "sweeps", "seed", "start_from")
 
@@ -41,20 +35,16 @@ def run(
 
     loading, training: called with the progress of loading the frames and of the training steps.
     """
-    report_path, checkpoint = (options.out.with_suffix(s) for s in (".json", ".checkpoint"))
+    report_path = options.out.with_suffix(".json")
+    checkpoint = training_checkpoint_path(options.out)
     if options.out in (report_path, checkpoint):
         raise BoxcovError(
             f"{options.out}: {report_path.name} is the report and {checkpoint.name} the checkpoint "
             "of the training: give another name"
         )
-    check_output(report_path, options.force or options.resume)
+    check_output(report_path, options.force or (options.resume and checkpoint.exists()))
     for path in (report_path, checkpoint):
         remove_leftovers(path)
-    stated = {name: getattr(options, name) for name in _REPORTED}
-    if options.resume and not options.force and report_path.exists():
-        with reading(report_path, "a report of boxcov train", "replace it with --force"):
-            stored = dict(read_json(report_path))
-        refuse_other_settings(options.out, stored, stated)
     if options.start_from is None:
         detector = CenterPoint(getattr(Config, options.config)(), options.seed)
     else:
@@ -74,7 +64,7 @@ def run(
     minutes = (perf_counter() - began) / 60
     save(detector, options.out)
     report = {
-        **stated,
+        **{name: getattr(options, name) for name in _REPORTED},
         "frames": len(frames),
         "seconds_to_make_frames": seconds_to_load,
         "minutes": minutes,
@@ -91,7 +81,7 @@ def _test(detector: CenterPoint, options: TrainCommand) -> dict[str, Any]:
     """Return mAP and AP for each test data set."""
     results = {}
     for data in options.test or (options.data,):
-        split = options.test_split or default_test_split(data)
+        split = options.test_split or default_split(data, "predict")
         source = DataOptions(data, split, options.test_count, options.seed, options.sweeps)
         frames = load_labelled_frames(source, options.device, detector.classes)
         table = measure_precision(detector, preload_frames(frames, options.device))

@@ -131,6 +131,8 @@ class PredictCommand(DetectorOptions):
                 f"--out {self.out}: the format native is no {self.out.suffix} file: give --format, "
                 "or a name that ends in .safetensors"
             )
+        if self.show == self.out:
+            raise BoxcovError(f"--show and --out are both {self.out}: give two names")
         _refuse_two_sources(self.files, self.source)
 
 

@@ -78,15 +78,6 @@ class DataOptions(Options):
         """The data and the split, for titles and messages."""
         return f"{self.data} {self.split}" if self.split else self.data
 
-    @property
-    def more_frames(self) -> str:
-        """What a message advises if the frames are too few."""
-        if self.count is not None or self.data.startswith("simulated"):
-            return "more frames with --count"
-        if "[" in (self.split or ""):
-            return f"a longer range than {self.split}"
-        return "more labelled frames than this split has"
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReaderOptions(Options):

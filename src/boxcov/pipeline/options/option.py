@@ -36,10 +36,10 @@ _NAMES = {"KIND:WHICH": ("detector", DETECTORS), "KIND:WHERE": ("data", DATA)}  
 def check_name(what: str, forms: Mapping[str, str], given: str) -> None:
     """Raise unless ``given`` is KIND:WHERE of a known kind, before anything is loaded."""
     kind, _, where = given.partition(":")
-    if kind not in forms or not (where or kind == "simulated"):
+    if kind not in forms or not where:
         known = did_you_mean(kind, forms) if kind not in forms else ""
         raise BoxcovError(f"no {what} {given!r}{known}: give {', '.join(forms.values())}")
-    if kind == "simulated" and where not in ("", *SCENARIOS):
+    if kind == "simulated" and where not in SCENARIOS:
         known = did_you_mean(where, SCENARIOS)
         raise BoxcovError(f"no scenario {where!r}{known}: there are {', '.join(SCENARIOS)}")
 

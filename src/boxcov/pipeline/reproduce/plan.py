@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from boxcov.pipeline.frames import default_test_split
 from boxcov.pipeline.options import EstimatorOptions, ReproduceCommand
+from boxcov.pipeline.source import default_split
 
 Form = Literal["paper", "prior"]
 FORMS: tuple[Form, ...] = ("paper", "prior")
@@ -33,7 +33,7 @@ class Setting(ReproduceCommand):
         test = options.test or options.data
         sizes = (12, 2, 2) if options.quick else (100, 24, 40)
         defaults: dict[str, Any] = dict(zip(("count", "test_count", "slow"), sizes))
-        defaults |= {"test": test, "test_split": default_test_split(test)}
+        defaults |= {"test": test, "test_split": default_split(test, "predict")}
         if options.detector == Setting.detector:
             defaults["n_data"] = 3500.0
         if options.quick or not test.startswith("simulated"):

@@ -7,7 +7,7 @@ from boxcov.pipeline.options import ReproduceCommand
 from boxcov.pipeline.paths import hold_folder
 from boxcov.pipeline.reproduce.comparison import Table, paper_tables
 from boxcov.pipeline.reproduce.plan import TEST, Run, Setting
-from boxcov.pipeline.reproduce.workspace import StepProgress, Workspace
+from boxcov.pipeline.reproduce.workspace import Start, Workspace
 from boxcov.report.figures import write_figures
 from boxcov.report.page import write
 from boxcov.report.study import Method, Study, scenes_of
@@ -16,10 +16,10 @@ from boxcov.version import __version__
 SCENES = 8  # frames to show in the report
 
 
-def run(options: ReproduceCommand, progress: StepProgress | None = None) -> list[Table]:
+def run(options: ReproduceCommand, started: Start) -> list[Table]:
     """Write runs, tables, figures and the report to a folder; return the tables."""
     with hold_folder(options.out) as folder:
-        return reproduce(Workspace(folder, Setting.from_options(options), progress))
+        return reproduce(Workspace(folder, Setting.from_options(options), started))
 
 
 def reproduce(workspace: Workspace) -> list[Table]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,11 @@ from boxcov.evaluate.ground_truth import GroundTruth, match_detections
 from boxcov.evaluate.records import Records
 from boxcov.kfac.checkpoint import Checkpoint
 from boxcov.kfac.fit import FitOptions, fit
+from boxcov.kfac.passes import Progress
 from boxcov.pipeline.detectors import load_detector, plain_milliseconds
 from boxcov.pipeline.frames import load_frames, preload_frames
 from boxcov.pipeline.options import DataOptions
-from boxcov.pipeline.paths import checkpoint_path
+from boxcov.pipeline.paths import checkpoint_path, refuse_other_settings
 from boxcov.pipeline.predict import predictor_of
 from boxcov.pipeline.reproduce.plan import CALIBRATION, TEST, Run, Setting, file_name
 from boxcov.posterior.posterior import Posterior
@@ -32,7 +33,7 @@ from boxcov.predict.glm import GLM
 from boxcov.predict.mcglm import MCGLM
 from boxcov.version import __version__
 
-StepProgress = Callable[[str, int, int], None]  # name of the step, done, total
+Start = Callable[[str], Progress]  # from the name of a step to its progress
 FOLDERS = ("posteriors", "predictions", "truth", "tables", "figures")
 
 
@@ -40,10 +41,9 @@ class Workspace:
     """Reads the files of a reproduction; missing ones are computed and written first."""
 
     def __init__(
-        self, folder: Path, setting: Setting, progress: StepProgress | None = None
+        self, folder: Path, setting: Setting, started: Start = lambda what: lambda done, total: None
     ) -> None:
-        self.folder, self.setting = folder, setting
-        self.progress = progress or (lambda what, done, total: None)
+        self.folder, self.setting, self.started = folder, setting, started
         self._frames: dict[str, Sequence[Any]] = {}
         self._posteriors: dict[float, Posterior] = {}
         self._last_model: tuple[Run, Callable[[Any], Detections]] | None = None
@@ -63,13 +63,7 @@ class Workspace:
             return
         with reading(path, "a setting", "delete the folder or choose another with --out"):
             stored = dict(read_json(path))
-        other = sorted(name for name in {*mine, *stored} if mine.get(name) != stored.get(name))
-        changes = [f"{n} {stored.get(n)!r} there and {mine.get(n)!r} now" for n in other]
-        if changes:
-            raise BoxcovError(
-                f"{self.folder} has a reproduction of another setting ({', '.join(changes)}): "
-                "choose another folder with --out"
-            )
+        refuse_other_settings(path, stored, mine, "choose another folder with --out")
 
     @cached_property
     def detector(self) -> Detector:
@@ -105,7 +99,7 @@ class Workspace:
         return self._posteriors[share]
 
     def _fit(self, share: float, checkpoint: Path) -> Posterior:
-        s, step = self.setting, f"posterior from {100 * share:.0f} % of the frames"
+        s = self.setting
         source = DataOptions(s.data, s.split, s.count, s.seed, s.sweeps)
         frames = load_frames(source, s.device, self.detector.classes)
         return fit(
@@ -116,7 +110,7 @@ class Workspace:
             prior_precision=s.prior_precision,
             options=FitOptions(fraction=share),
             checkpoint=Checkpoint(checkpoint, resume=True),
-            progress=lambda done, total: self.progress(step, done, total or done),
+            progress=self.started(f"posterior from {100 * share:.0f} % of the frames"),
         )
 
     # Runs
@@ -144,12 +138,12 @@ class Workspace:
     def _predict(
         self, model: Callable[[Any], Detections], frames: Sequence[Any], step: str
     ) -> Detections:
-        found, times = [], []
+        found, times, progress = [], [], self.started(step)
         for done, (inputs, _) in enumerate(frames, 1):
             start = seconds(self.setting.device)
             found.append(model(inputs))
             times.append(1e3 * (seconds(self.setting.device) - start))
-            self.progress(step, done, len(frames))
+            progress(done, len(frames))
         joined = join_frames(found).to("cpu")
         return replace(joined, meta={**joined.meta, "milliseconds": times})
 
@@ -171,7 +165,7 @@ class Workspace:
         model = predictor_of(self.detector, posterior, run.estimator)
         if not run.calibrated:
             return model
-        progress = partial(self.progress, "frames of the error model")
+        progress = self.started("frames of the error model")
         return calibrate(model, self.frames(CALIBRATION), progress=progress)
 
     # Results
