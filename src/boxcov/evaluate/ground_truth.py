@@ -224,7 +224,7 @@ def match_detections(
         records,
         risk=arrays["risk"][keep],
         regions=np.stack(regions, 1)[keep],
+        dof=tuple(detections.dof.tolist()),  # raises if there is no scale
         scale=arrays["scale"][keep],
-        dof=tuple(detections.dof.tolist()),
         bad_below=detections.meta["error_model"]["threshold"],
     )

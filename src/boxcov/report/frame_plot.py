@@ -21,6 +21,7 @@ from boxcov.box_layout import IMAGE, PLANE, columns, find_layout
 from boxcov.concatenation import check_single_frame
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError, import_package
+from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.outlines import (
     DOUBTFUL,
     background_of,
@@ -53,7 +54,7 @@ def plot(
     background, place = background_of(inputs), columns(detections.fields, layout)
     truth = np.zeros((0, len(layout)))
     if targets:
-        truth = targets[0]["boxes"].detach().cpu().numpy()[:, place]
+        truth = _objects(targets[0], detections.fields, layout)
     is_cloud = background is not None and background.ndim == 2
     if layout == PLANE and inputs is not None and not is_cloud:
         raise BoxcovError(
@@ -70,6 +71,14 @@ def plot(
     _draw_boxes(axes, shown, boxes, _regions(shown, boxes, place, level))
     say_total(axes, len(shown), len(detections))
     return axes
+
+
+def _objects(target: Mapping[str, Any], fields: tuple[str, ...], layout: tuple[str, ...]) -> Array:
+    """Return the objects (k, 4 or 5) of a frame; they may have other fields than the detector."""
+    boxes = target["boxes"]
+    objects = GroundTruth.from_frames([((), [{"boxes": boxes, "labels": [0] * len(boxes)}])])
+    names = fields if objects.boxes.shape[1] == len(fields) else layout
+    return objects.columns(names)[:, columns(names, layout)]
 
 
 def say_total(axes: Any, shown: int, total: int) -> None:

@@ -102,6 +102,8 @@ class Study:
         title: str,
     ) -> Study:
         """Return the study of detections by name; ``inputs`` are those of the frames to show."""
+        if not detections:
+            raise BoxcovError("there are no detections to report on: give at least one method")
         methods = [m for name, found in detections.items() for m in methods_of(name, found, truth)]
         first = next(iter(detections.values()))
         about = {
