@@ -159,19 +159,21 @@ def _readings(c: Mapping[str, Array], records: Records) -> Iterator[_Reading]:
     for unit, metres in _UNITS.items():
         lengths = {name: metres * c[name] for name in "xyzwlh" if name in c}
         yield _Reading(f"the labels are in {unit}", "give metres", lengths)
+    paired = records[records.paired]
+    if not len(paired):
+        return
+    places = [name for name in "xyz" if name in c]
+    at = columns(records.fields, places)
+    apart = np.median(paired.boxes[:, at] - paired.truth[:, at], axis=0)
+    if np.abs(apart).max() > _OTHER_ORIGIN:
+        moved = {name: c[name] + by for name, by in zip(places, apart)}
+        origin = (np.round(apart, 1) + 0.0).tolist()  # -0.0 becomes 0.0
+        what = f"{', '.join(places)} have another origin, at {origin} m"
+        yield _Reading(what, "give places in the frame of reference of the boxes", moved)
     names = [name for name in "wlh" if name in c]
+    at = columns(records.fields, names)
     with np.errstate(all="ignore"):
-        ratios = (records.boxes / records.truth)[records.paired][:, columns(records.fields, names)]
-    if len(ratios):
-        places = [name for name in "xyz" if name in c]
-        at = columns(records.fields, places)
-        apart = np.median((records.boxes - records.truth)[records.paired][:, at], axis=0)
-        if np.abs(apart).max() > _OTHER_ORIGIN:
-            moved = {name: c[name] + by for name, by in zip(places, apart)}
-            origin = (np.round(apart, 1) + 0.0).tolist()  # -0.0 becomes 0.0
-            what = f"{', '.join(places)} have another origin, at {origin} m"
-            yield _Reading(what, "give places in the frame of reference of the boxes", moved)
-    factor = float(np.median(ratios)) if len(ratios) else 1.0
+        factor = float(np.median(paired.boxes[:, at] / paired.truth[:, at]))
     if 0 < factor < np.inf and abs(np.log(factor)) > np.log(_OTHER_SIZES):
         sizes = {name: factor * c[name] for name in names}
         what = f"sizes are {1 / factor:.2g} times those of the boxes"
