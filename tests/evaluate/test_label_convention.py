@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from boxcov import BoxcovWarning, Detections
+from boxcov import BoxcovError, BoxcovWarning, Detections
 from boxcov.box_layout import IMAGE, PLANE, SPACE
 from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.evaluate.label_convention import compare_labels, warn_of_convention
@@ -201,13 +201,12 @@ def test_classes_in_another_order_are_named() -> None:
     same, other = replace(truth, labels=labels), replace(truth, labels=(labels + 1) % 3)
     right, wrong = compare_labels(found, same), compare_labels(found, other)
     floats = compare_labels(found, replace(other, labels=other.labels.astype(float)))
-    beyond = compare_labels(found, replace(truth, labels=labels + 1))
+    with pytest.raises(BoxcovError, match=r"labels of the objects are 1 to 3, .* begin at 1\?"):
+        compare_labels(found, replace(truth, labels=labels + 1))
     assert floats == wrong
     assert right is not None
     assert wrong is not None
-    assert beyond is not None
     assert not right.seen
-    assert not beyond.seen
     assert "another order, so that bicycle is labelled car, car is labelled bus" in wrong.seen
     assert "bus is labelled bicycle (40 pairs). Read so" in wrong.seen
     assert wrong.todo == "number them as the detector does"

@@ -191,13 +191,6 @@ def match_detections(
             f"the last frame of the detections is {last}, but the data has "
             f"{counted(truth.frames, 'frame')}"
         )
-    count = len(detections.classes)
-    if not bool(((truth.labels >= 0) & (truth.labels < count)).all()):
-        advice = "do they begin at 1?" if truth.labels.min() > 0 else "leave out other objects"
-        raise BoxcovError(
-            f"the labels of the objects are {truth.labels.min():g} to {truth.labels.max():g}, "
-            f"expected indices into the {count} classes, 0 to {count - 1}: {advice}"
-        )
     objects = truth.columns(detections.fields)
     _check_objects(objects, truth.frame, detections.fields)
     if "uncertainty" not in arrays:

@@ -188,10 +188,7 @@ def _other_classes(
     numbers, labels: classes of objects and boxes; records: of these boxes, whatever their class.
     """
     assert records.pair is not None  # match() states it
-    order = np.arange(len(classes))
-    if not np.isin(numbers, order).all():  # refused by match_detections()
-        return
-    numbers = numbers.astype(int)
+    order, numbers = np.arange(len(classes)), numbers.astype(int)
     own, other = numbers[records.pair[records.paired]], labels[records.paired]
     for number in np.unique(own):
         counts = np.bincount(other[own == number], minlength=len(classes))

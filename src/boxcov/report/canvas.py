@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from boxcov._files.plain_text import short_name
 from boxcov.box_layout import IMAGE, PLANE, find_layout
 from boxcov.box_layout import columns as layout_columns
+from boxcov.concatenation import check_single_frame
 from boxcov.detections import Detections
 from boxcov.outlines import (
     DOUBTFUL,
@@ -94,6 +95,7 @@ def reach_of(points: Array) -> float:
 
 def _columns(found: Detections, names: tuple[str, ...]) -> list[int]:
     find_layout(found.fields, (names,), "this picture")
+    check_single_frame(found, "this picture")
     return layout_columns(found.fields, names)
 
 

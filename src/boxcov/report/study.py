@@ -87,6 +87,11 @@ class Study:
 
         def with_inputs() -> Iterator[Any]:
             for number, frame in enumerate(frames):
+                if isinstance(frame[1], (list, tuple)) and len(frame[1]) > 1:
+                    raise BoxcovError(
+                        f"item {number} has targets of {len(frame[1])} frames: give one frame per "
+                        "item, so that each is shown with its own boxes"
+                    )
                 if number < scenes:
                     inputs[number] = frame[0]
                 yield frame
