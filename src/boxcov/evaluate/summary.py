@@ -85,6 +85,7 @@ def summarise(records: Records, replicates: int = 200, seed: int = 0) -> dict[st
     """
     cells = _with_intervals(_statistics(records), (records,), replicates, seed)
     chances = _chances(records, replicates, seed)
+    inside = {} if records.regions is None else region_shares(records)
     for name, error in _CELLS:  # P(U) and P(A) have no chance level
         chance = chances.get((name, error), 3 * [None])
         cells[name][error] |= dict(zip(_CHANCE, chance))
@@ -97,7 +98,7 @@ def summarise(records: Records, replicates: int = 200, seed: int = 0) -> dict[st
             "AUSE": cells["AUSE"],
             "covariance": _covariance_metrics(records, records.covariance),
             "predictive": _predictive_metrics(records.as_axes()),
-            "regions": _region_coverage(records),
+            "regions": {str(level): share for level, share in inside.items()} or None,
         }
     )
 
@@ -210,15 +211,11 @@ def _predictive_metrics(records: Records) -> dict[str, Any] | None:
     return {**{name: found[name] for name in kept}, "NLL": nll}
 
 
-def _region_coverage(records: Records) -> dict[str, float] | None:
+def region_shares(records: Records) -> dict[float, float]:
     """Return the share of the errors inside the regions, by level; the yaw is that of the axis."""
-    if records.regions is None:
-        return None
-    errors, paired = records.as_axes().errors, records.paired
-    return {
-        str(level): region_coverage(errors[paired], records.regions[paired, i])
-        for i, level in enumerate(LEVELS)
-    }
+    assert records.regions is not None
+    errors, widths = records.as_axes().errors[records.paired], records.regions[records.paired]
+    return {level: region_coverage(errors, widths[:, i]) for i, level in enumerate(LEVELS)}
 
 
 # the table of all methods
