@@ -16,7 +16,7 @@ from boxcov._files.input_file import MAX_FRAMES, open_tensors, shorten
 from boxcov._files.output_file import to_json, write_safetensors
 from boxcov.box_layout import SPACE
 from boxcov.data.poses import BOX_FIELDS
-from boxcov.detections import PART_BELOW, Detections
+from boxcov.detections import PART_BELOW, Detections, to_array
 from boxcov.errors import BoxcovError, counted
 from boxcov.evaluate.covariance_metrics import LEVELS
 from boxcov.evaluate.matching import match
@@ -212,7 +212,7 @@ def match_detections(
         records = replace(records, signals=arrays["signals"][keep][:, own])
     if "risk" not in arrays:
         return records
-    regions = [detections.region(level).cpu().numpy() for level in LEVELS]
+    regions = [to_array(detections.region(level)) for level in LEVELS]
     return replace(
         records,
         risk=arrays["risk"][keep],
