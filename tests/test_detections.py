@@ -202,6 +202,8 @@ def test_frames_are_joined_with_their_numbers() -> None:
     assert (joined.frame.tolist(), joined.meta["frames"]) == ([0, 0, 0, 2], 4)
     assert torch.equal(joined.frames(4)[2].boxes, one[:1].boxes)
     assert len(join_frames(part for part in (one, one))) == 6  # a generator
+    named = replace(one, meta={"method": "exact", "names": ["a"], "source": {"seed": 0}})
+    assert join_frames([named, named]).meta == {"method": "exact", "frames": 2}
     batch = replace(found, frame=torch.tensor([0, 1, 1]))
     assert join_frames([one, *batch.frames(2)]).frame.tolist() == [0, 0, 0, 1, 2, 2]
     with pytest.raises(BoxcovError, match="part 1: boxes of several frames"):

@@ -195,6 +195,8 @@ def test_bad_arguments_are_refused(tmp_path: Path) -> None:
         Monitor(rows)(line(np.random.default_rng(0)))
     with pytest.raises(BoxcovError, match="usual frames differ in what they hold"):
         Monitor([*rows, line(np.random.default_rng(0))])
+    with pytest.raises(BoxcovError, match=r"this frame could not be read: 3\.bin: no such file"):
+        Monitor(rows)({"frame": "3.bin", "error": "3.bin: no such file"})
     (tmp_path / "m.json").write_text('{"boxcov": 2}')
     with pytest.raises(BoxcovError, match=r"m\.json: not a file of a boxcov monitor"):
         Monitor.load(tmp_path / "m.json")

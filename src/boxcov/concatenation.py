@@ -12,6 +12,7 @@ from boxcov.detections import Detections
 from boxcov.errors import BoxcovError
 
 _SAME = ("signals", "error_model", "method", "weights_sha256", "configuration")  # of the meta data
+_WHICH_FRAMES = ("source", "files", "names", "milliseconds", "block")  # of the meta data of a file
 
 
 def check_single_frame(found: Detections, user: str) -> None:
@@ -25,7 +26,8 @@ def check_single_frame(found: Detections, user: str) -> None:
 def join_frames(parts: Iterable[Detections]) -> Detections:
     """Return the detections of several frames in one: ``parts[i]``, of one frame, becomes frame i.
 
-    ``meta["frames"]`` is the number of frames, so that the last ones may be empty.
+    ``meta["frames"]`` is the number of frames, so that the last ones may be empty. Meta data of a
+    file that say which frames it holds are left out: they are those of the first part alone.
 
     >>> one, index = torch.ones(1), torch.zeros(1, dtype=torch.long)
     >>> found = Detections(torch.ones(1, 2), one, index, index, ("x", "y"), ("car",))
@@ -38,7 +40,8 @@ def join_frames(parts: Iterable[Detections]) -> Detections:
         check_single_frame(part, f"part {number}")
     numbered = [replace(p, frame=torch.full_like(p.frame, i)) for i, p in enumerate(parts)]
     joined = concatenate(numbered)
-    return replace(joined, meta={**joined.meta, "frames": len(parts)})
+    meta = {name: entry for name, entry in joined.meta.items() if name not in _WHICH_FRAMES}
+    return replace(joined, meta={**meta, "frames": len(parts)})
 
 
 def concatenate(parts: Sequence[Detections]) -> Detections:

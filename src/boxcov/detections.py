@@ -41,6 +41,12 @@ _UNCALIBRATED = (
 )
 
 
+def to_array(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """Return a tensor as a numpy array; numpy has no bfloat16."""
+    tensor = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+    return tensor.detach().cpu().numpy()
+
+
 @dataclass(frozen=True, repr=False)
 class Detections:
     """m boxes with D fields each, and their covariances.
@@ -255,11 +261,7 @@ class Detections:
             tensors["uncertainty"] = self.uncertainty
         if self.no_object is not None:
             tensors |= {"misplaced": self.misplaced, "risk": self.risk}
-        half = torch.bfloat16  # which numpy does not have
-        return {
-            name: (t.float() if t.dtype == half else t).detach().cpu().numpy()
-            for name, t in tensors.items()
-        }
+        return {name: to_array(tensor) for name, tensor in tensors.items()}
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, which replaces ``path`` as a whole; numbers are checked."""
@@ -327,14 +329,11 @@ class Detections:
     def _needed(self, name: str) -> Tensor:
         """Return one of the tensors by name; raise if these detections lack it."""
         value: Tensor | None = getattr(self, name)
-        if value is None and name == "covariance":
-            raise BoxcovError(
-                "these detections have no covariance: use MCGLM, ExactGLM, GLM or MCI"
-            )
+        if value is None and name != "covariance" and self.no_object is None:
+            raise BoxcovError(_UNCALIBRATED)
         if value is None:
-            raise BoxcovError(
-                _UNCALIBRATED if self.no_object is None else f"these detections have no {name}"
-            )
+            advice = ": use MCGLM, ExactGLM, GLM or MCI" if name == "covariance" else ""
+            raise BoxcovError(f"these detections have no {name}{advice}")
         return value
 
     def _error_model(self, key: str) -> Any:

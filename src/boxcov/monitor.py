@@ -177,6 +177,8 @@ def frame_numbers(found: Detections | Mapping[str, Any]) -> dict[str, float]:
     if isinstance(found, Detections):
         check_single_frame(found, "the monitor")
         found = {"fields": found.fields, **found.numpy()}
+    if "error" in found:  # of a line
+        raise BoxcovError(f"this frame could not be read: {found['error']}")
     arrays, fields = found, found["fields"]
     for name in ("scores", "no_object", "covariance"):
         if name in arrays and not np.isfinite(arrays[name]).all():

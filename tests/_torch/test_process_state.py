@@ -111,7 +111,7 @@ def test_a_label_is_never_that_of_another_class(label) -> None:
     with pytest.raises(BoxcovError, match="classes"):
         detector.loss(detector(inputs), wrong)
     box, zero = np.ones((1, 5)), np.zeros(1, dtype=int)
-    with pytest.raises(BoxcovError, match=f"labels of predictions from {label} to {label}, but 1"):
+    with pytest.raises(BoxcovError, match=f"of the predictions are {label} to {label}, exp"):
         match(
             *(box, np.ones(1), zero + label, zero, box, zero, zero),
             fields=("x", "y", "w", "l", "yaw"),

@@ -240,10 +240,10 @@ def test_items_that_are_no_pairs_are_named(
             calibrate(ExactGLM(small, small_posterior), frames)
 
 
-def assert_refused(model: ExactGLM, frames: Any, said: str) -> None:
+def assert_refused(model: ExactGLM, frames: Any, said: str, **options: Any) -> None:
     seen: list[int] = []
     with pytest.raises(BoxcovError, match=said):
-        calibrate(model, frames, progress=lambda done, of: seen.append(done))
+        calibrate(model, frames, progress=lambda done, of: seen.append(done), **options)
     assert not seen  # before the work
 
 
@@ -262,6 +262,7 @@ def test_targets_without_objects_by_name_are_refused(small, small_posterior) -> 
     assert_refused(
         model, (item for item in items), r"another sequence of frames, got a generator: giv"
     )
+    assert_refused(model, items, r"frames, got a generator", stress=(item for item in items))
     loader = DataLoader(items, batch_size=None)  # has a length, but no items
     assert_refused(
         model, loader, r"another sequence of frames, got a DataLoader: give list\(frames\)"

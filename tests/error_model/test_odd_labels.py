@@ -14,6 +14,7 @@ from boxcov import BoxcovError, BoxcovWarning, Detections, ExactGLM, Posterior, 
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
 from boxcov.evaluate.ground_truth import GroundTruth, match_detections
+from helpers.export_boxes import in_space, with_error_model
 
 
 def test_frames_without_objects_are_named(small: TinyCenter, small_posterior: Posterior) -> None:
@@ -117,6 +118,13 @@ def test_objects_that_no_box_can_meet_are_named(
     boxes, covariance = torch.tensor([good]), torch.eye(len(fields))[None]
     found = Detections(boxes, torch.ones(1), one, one, fields, ("car",), covariance)
     with pytest.raises(BoxcovError, match=message):
+        match_detections(found, truth)
+
+
+def test_an_error_model_without_scales_is_named() -> None:
+    found = replace(with_error_model(in_space(3)), scale=None)
+    truth = GroundTruth(np.zeros((0, 9)), np.zeros(0, int), np.zeros(0, int), 1)
+    with pytest.raises(BoxcovError, match="these detections have no scale"):
         match_detections(found, truth)
 
 

@@ -33,13 +33,11 @@ def test_rows_agree_with_scipy(unknown: float) -> None:
     errors, covariance = sample(np.random.default_rng(0), 60, 5, unknown)
     errors[3] = NAN
     fit = gaussian_fit(errors, covariance)
-    for i, (e, C) in enumerate(zip(errors, covariance)):
+    rows = ~np.isnan(errors).all(1)
+    assert rows.sum() == len(fit.nll) < 60
+    for i, (e, C) in enumerate(zip(errors[rows], covariance[rows])):
         known = ~np.isnan(e)
         assert fit.dims[i] == known.sum()
-        if not known.any():
-            assert math.isnan(fit.nll[i])
-            assert math.isnan(fit.nees[i])
-            continue
         e, C = e[known], C[np.ix_(known, known)]
         unit = 1 / np.sqrt(np.diag(C))  # scipy takes differing units for a singular matrix
         density = (

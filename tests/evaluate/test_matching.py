@@ -189,6 +189,12 @@ def test_wrong_shapes_are_named() -> None:
         )
     with pytest.raises(BoxcovError, match="uncertainty has shape"):
         match(**(given | {"uncertainty": np.zeros(3)}), fields=BOX_FIELDS, classes=CLASSES)
+    with pytest.raises(BoxcovError, match=r"labels of the objects are 1 to \d, .* begin at 1\?"):
+        match(
+            **(given | {"truth_labels": given["truth_labels"] % len(CLASSES) + 1}),
+            fields=BOX_FIELDS,
+            classes=CLASSES,
+        )
 
 
 def test_stated_pairs_may_be_a_list() -> None:

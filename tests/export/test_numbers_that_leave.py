@@ -7,15 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from boxcov import Detections
 from boxcov.data.covariance_json import pair_with_frames
 from boxcov.errors import BoxcovError, NotFiniteError
+from boxcov.evaluate.ground_truth import GroundTruth, match_detections
+from boxcov.evaluate.label_order import box_values
+from boxcov.evaluate.wrong_labels import disagreement
 from boxcov.export import fiftyone, kalman, rerun, ros, supervision, tables
 from boxcov.pipeline.options import MessageOptions
 from boxcov.pipeline.output_format import write_detections
+from boxcov.report.canvas import draw_from_above
+from boxcov.report.frame_plot import write_plot
 from helpers.error_models import make_error_model
 
 FIELDS = ("x", "y", "z", "w", "l", "h", "yaw", "vx", "vy")
@@ -97,3 +103,22 @@ def test_ros_files_are_valid_json(tmp_path: Path) -> None:
     with pytest.raises(BoxcovError, match="NaN or infinite numbers, which JSON cannot express"):
         write_detections("ros", tmp_path / "out", None, found, MessageOptions())
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("change", [torch.Tensor.bfloat16, lambda t: t.clone().requires_grad_()])
+def test_numbers_are_read_in_any_precision(
+    change: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path
+) -> None:
+    exact = boxes()
+    names = [n for n, t in exact._tensors() if t.is_floating_point() and n != "covariance"]
+    changed = {name: change(getattr(exact, name)) for name in names if name != "predictive"}
+    found = replace(exact, **changed)
+    truth = GroundTruth(exact.boxes.numpy(), exact.labels.numpy(), exact.frame.numpy(), 1)
+    records = match_detections(found, truth, threshold=-1.0)
+    np.testing.assert_allclose(records.risk, exact.risk, atol=0.01)
+    np.testing.assert_allclose(box_values(found, "risk"), box_values(exact, "risk"), rtol=0.02)
+    assert len(disagreement(found, truth).value) >= 3
+    assert not kalman.measurements(found, ("x", "y")).R.requires_grad
+    tables.write_csv(tmp_path / "boxes.csv", found)
+    write_plot(tmp_path / "plot.png", found)
+    assert draw_from_above(found, np.zeros((1, 2))).size == (960, 960)

@@ -139,6 +139,11 @@ def test_a_recording_holds_its_layout(tmp_path: Path) -> None:
     assert b"2D" in content
 
 
+def test_boxes_of_several_frames_are_refused() -> None:
+    with pytest.raises(BoxcovError, match="a frame of a recording: boxes of several frames"):
+        log(in_space(4, frames=2))
+
+
 def test_unsupported_boxes_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("rerun", reason="rerun-sdk is not installed")
     with pytest.raises(BoxcovError, match="rerun takes boxes of x1 y1 x2 y2 or x y w l yaw"):

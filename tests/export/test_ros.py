@@ -233,3 +233,6 @@ def test_stamps_are_whole_nanoseconds() -> None:
     assert ros.header("map", 1532402927.647951)["stamp"]["sec"] == 1532402927
     assert ros.header("map", 0.9999999999)["stamp"] == {"sec": 1, "nanosec": 0}
     assert ros.header("map", (3, 7))["stamp"] == {"sec": 3, "nanosec": 7}
+    for stamp in (float("nan"), (1, 2, 3), "now", None):
+        with pytest.raises(BoxcovError, match="stamp must be seconds, or whole seconds and nano"):
+            ros.header("map", stamp)

@@ -33,6 +33,23 @@ def test_boxes_come_back_as_they_were(sv: Any) -> None:
     assert (back.fields, back.classes, back.meta) == (found.fields, found.classes, found.meta)
 
 
+def test_sides_in_another_order_are_found_by_name(sv: Any) -> None:
+    found = in_image(3)
+    order = [2, 3, 0, 1]
+    turned = replace(
+        found,
+        boxes=found.boxes[:, order],
+        fields=("x2", "y2", "x1", "y1"),
+        covariance=None,
+        predictive=None,
+    )
+    np.testing.assert_array_equal(turned.to_supervision().xyxy, found.boxes)
+    scenes = [np.zeros((200, 200, 3), np.uint8) for _ in range(2)]
+    for scene, one in zip(scenes, (found, turned)):
+        RegionAnnotator().annotate(scene, one.to_supervision())
+    np.testing.assert_array_equal(*scenes)
+
+
 def test_a_filter_of_supervision_filters_everything(sv: Any) -> None:
     found = with_error_model(in_image(6))
     there = found.to_supervision()

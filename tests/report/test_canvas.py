@@ -101,6 +101,11 @@ def test_infinite_regions_and_far_boxes_are_drawn() -> None:
     assert draw_image(wide, np.zeros((30, 40, 3), np.uint8)).size == (40, 30)
 
 
+def test_boxes_of_several_frames_are_refused() -> None:
+    with pytest.raises(BoxcovError, match="this picture: boxes of several frames, expected one"):
+        draw_from_above(in_space(4, frames=2), np.zeros((1, 2)))
+
+
 def test_boxes_of_other_fields_are_refused() -> None:
     with pytest.raises(BoxcovError, match="this picture takes boxes of x1 y1 x2 y2"):
         draw_image(in_space(1), np.zeros((30, 40, 3), np.uint8))

@@ -9,9 +9,11 @@ import torch
 from PIL import Image
 
 from boxcov import Detections
+from boxcov.box_layout import PLANE, SPACE
 from boxcov.data import coco
+from boxcov.data.poses import BOX_FIELDS
 from boxcov.errors import BoxcovError
-from boxcov.outlines import grown_boxes, risk_colors
+from boxcov.outlines import corners, grown_boxes, risk_colors
 from boxcov.report.frame_plot import write_plot
 from helpers.coco_cases import coco_root, found_in
 from helpers.export_boxes import in_image, in_space, with_error_model
@@ -62,18 +64,29 @@ def test_a_plot_from_above_shows_risk_and_regions() -> None:
     assert len(axes.collections[0].get_offsets()) == 50  # points
     plane = [0, 1, 3, 4, 6]
     boxes, widths = found.boxes[:, plane].numpy(), found.region(0.9)[:, plane].numpy()
-    from boxcov.outlines import corners
-
     for risk, outline in zip(found.risk.tolist(), corners(grown_boxes(boxes, widths))):
         drawn = any(line.shape == (5, 2) and np.allclose(line, outline) for line in lines(axes))
         assert drawn == (risk < 0.5)  # the last one is probably no object
     assert [text.get_text() for text in axes.texts] == ["0 %", "20 %", "45 %"]
 
 
+@pytest.mark.parametrize("fields", [PLANE, SPACE, BOX_FIELDS])
+def test_objects_may_have_other_fields_than_boxes(fields: tuple[str, ...]) -> None:
+    every = in_space(2)
+    at = [BOX_FIELDS.index(name) for name in PLANE]
+    found = replace(
+        every, boxes=every.boxes[:, at], fields=PLANE, covariance=None, predictive=None, meta={}
+    )
+    objects = every.boxes[:, [BOX_FIELDS.index(name) for name in fields]]
+    for boxes in (objects, objects.numpy(), objects.tolist()):
+        axes = found.plot(None, [{"boxes": boxes, "labels": every.labels}])
+        drawn = [patch.get_xy()[:5] for patch in axes.patches]
+        np.testing.assert_allclose(drawn, corners(found.boxes.numpy()), atol=1e-5)
+    assert not found.plot(None, [{"boxes": [], "labels": []}]).patches
+
+
 def test_the_outline_holds_every_box_within_the_region() -> None:
     """Corners of boxes with errors inside the half widths lie inside the grown box."""
-    from boxcov.outlines import corners
-
     rng = np.random.default_rng(0)
     boxes = np.column_stack(
         [rng.normal(size=(50, 2)), 1 + rng.random((50, 2)), rng.normal(size=50)]

@@ -320,5 +320,9 @@ def test_inconsistent_studies_are_refused(tmp_path) -> None:
         Study(
             "x", methods=[Method("minus", records.with_uncertainty(np.array([-0.1] + [0.0] * 47)))]
         )
+    with pytest.raises(BoxcovError, match="no detections to report on: give at least one method"):
+        Study.of({}, [([], [{"boxes": np.zeros((0, 9)), "labels": []}])])
+    with pytest.raises(BoxcovError, match="item 0 has targets of 2 frames: give one frame"):
+        Study.of({}, [([], 2 * [{"boxes": np.zeros((0, 9)), "labels": []}])])
     with pytest.raises(BoxcovError, match="cannot be written"):
         write(tmp_path / "no" / "such" / "report.html", Study("x"))

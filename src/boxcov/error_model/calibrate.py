@@ -19,6 +19,7 @@ from boxcov.error_model.labelled_frames import (
     COPIES,
     CopiedBoxes,
     check_count,
+    check_sequence,
     predict_copies,
     predict_frames,
 )
@@ -88,6 +89,7 @@ def calibrate(
     iou_thresholds(model.linearized.shadow.box_fields, threshold)  # before the work
     check_whole("copies", copies, 0)
     check_count(frames)
+    check_sequence(stress)
     found, truth = predict_frames(model, frames, progress)
     warn_of_convention(found, truth)
     records = match_detections(found, truth, threshold=-1.0)  # boxes of any score
@@ -148,8 +150,6 @@ def fit_error_model(
     if len(found) != len(records):
         raise BoxcovError(f"{len(found)} boxes, but records of {len(records)}")
     check_pairs(records)
-    if not bool(found.boxes.isfinite().all()):
-        raise BoxcovError("some boxes are not finite: remove those rows")
     inputs = _choose_inputs(box_inputs(found), options.exclude)
     centre, spread = _standardisation(inputs)
     unit = _units(records)

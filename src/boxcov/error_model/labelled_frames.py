@@ -39,13 +39,18 @@ class CopiedBoxes:
         return CopiedBoxes(self.found[rows], self.records[rows.numpy()], self.source[rows])
 
 
-def check_count(frames: Sequence[Any]) -> None:
-    """Raise if there are too few labelled frames, before any of them is predicted."""
+def check_sequence(frames: Sequence[Any]) -> None:
+    """Raise if frames can be read only once."""
     if not (hasattr(frames, "__len__") and hasattr(frames, "__getitem__")):
         raise BoxcovError(
             f"calibrate takes a list or another sequence of frames, got a {type(frames).__name__}: "
             "give list(frames)"
         )
+
+
+def check_count(frames: Sequence[Any]) -> None:
+    """Raise if there are too few labelled frames, before any of them is predicted."""
+    check_sequence(frames)
     if len(frames) >= FOLDS:
         return
     count = sum(len(_pair(frames, number)[1]) for number in range(len(frames)))  # of a batch each

@@ -27,9 +27,9 @@ _ROUNDING, _ROUNDING_FLOAT32 = 1e-12, 5e-7
 class GaussianFit(NamedTuple):
     """How well each error (n,) fits its covariance."""
 
-    nll: Array  # negative log density in nats; inf if the covariance is singular, NaN if no field
-    nees: Array  # squared Mahalanobis distance; inf and NaN likewise
-    dims: Array  # number of known fields
+    nll: Array  # negative log density in nats; inf if the covariance is singular
+    nees: Array  # squared Mahalanobis distance; inf likewise
+    dims: Array  # number of known fields, at least 1
 
     @property
     def probability(self) -> Array:
@@ -37,22 +37,17 @@ class GaussianFit(NamedTuple):
 
         Uniform on [0, 1] if the covariances are right.
         """
-        return import_package("scipy.special").chdtr(self.dims, self.nees)  # NaN for NaN
-
-    @property
-    def known(self) -> GaussianFit:
-        """The rows with at least one known field."""
-        rows = self.dims > 0
-        return GaussianFit(self.nll[rows], self.nees[rows], self.dims[rows])
+        return import_package("scipy.special").chdtr(self.dims, self.nees)
 
 
 def gaussian_fit(errors: Array, covariance: Array) -> GaussianFit:
     """Evaluate each error (n, D) under its own covariance (n, D, D).
 
-    Fields that are NaN are marginalised: the other fields are evaluated under their sub-matrix. A
-    covariance is singular if a variance is not positive, an entry is not finite, or the smallest
-    eigenvalue of the correlation matrix is at rounding level (1e-12; 5e-7 for float32 arrays). Its
-    NLL and NEES are infinite, and no ellipsoid contains the error.
+    Fields that are NaN are marginalised: the other fields are evaluated under their sub-matrix.
+    Rows of NaN only (predictions without an object) are left out. A covariance is singular if a
+    variance is not positive, an entry is not finite, or the smallest eigenvalue of the correlation
+    matrix is at rounding level (1e-12; 5e-7 for float32 arrays). Its NLL and NEES are infinite, and
+    no ellipsoid contains the error.
     """
     rounding = _ROUNDING_FLOAT32 if np.asarray(covariance).dtype == np.float32 else _ROUNDING
     errors, covariance = np.asarray(errors, dtype=float), np.asarray(covariance, dtype=float)
@@ -61,14 +56,15 @@ def gaussian_fit(errors: Array, covariance: Array) -> GaussianFit:
         raise BoxcovError(
             f"covariance has shape {covariance.shape}, expected {expected} for the errors"
         )
+    has_any = ~np.isnan(errors).all(1)
+    errors, covariance = errors[has_any], covariance[has_any]
     known = ~np.isnan(errors)
-    nll, nees = np.full(len(errors), np.nan), np.full(len(errors), np.nan)
+    nll, nees = np.empty(len(errors)), np.empty(len(errors))
     for pattern in np.unique(known, axis=0):  # few patterns of known fields, many rows
-        if pattern.any():
-            rows = (known == pattern).all(1)
-            nll[rows], nees[rows] = _fit_complete(
-                errors[np.ix_(rows, pattern)], covariance[np.ix_(rows, pattern, pattern)], rounding
-            )
+        rows = (known == pattern).all(1)
+        nll[rows], nees[rows] = _fit_complete(
+            errors[np.ix_(rows, pattern)], covariance[np.ix_(rows, pattern, pattern)], rounding
+        )
     return GaussianFit(nll, nees, known.sum(1))
 
 
@@ -90,19 +86,12 @@ def _fit_complete(errors: Array, covariance: Array, rounding: float) -> tuple[Ar
     return nll, nees
 
 
-def anees(fit: GaussianFit) -> float:
-    """Return the mean NEES per dimension: 1 is right, more is overconfident; NaN without rows."""
-    fit = fit.known
-    total = int(fit.dims.sum())
-    return float(fit.nees.sum()) / total if total else float("nan")
-
-
 def coverage(fit: GaussianFit, levels: Sequence[float] | Array = LEVELS) -> Array:
     """Return the share (T,) of errors inside the ellipsoids of probability ``levels`` (T,).
 
     NaN without rows.
     """
-    probability = fit.known.probability
+    probability = fit.probability
     if not len(probability):
         return np.full(len(levels), np.nan)
     return (probability[:, None] <= np.asarray(levels)).mean(0)
@@ -144,9 +133,10 @@ def student_nll(errors: Array, scale: Array, dof: Sequence[float]) -> float:
 def covariance_metrics(errors: Array, covariance: Array) -> dict[str, Any]:
     """Return NLL, ENCE, coverage and ANEES of errors (n, D) under covariances (n, D, D).
 
-    Rows of NaN only (predictions without an object) do not count.
+    ANEES is the mean NEES per dimension: 1 is right, more is overconfident. Without rows all are
+    NaN.
     """
-    fit = gaussian_fit(errors, covariance).known
+    fit = gaussian_fit(errors, covariance)
     variance = np.diagonal(covariance, axis1=1, axis2=2)
     return {
         "rows": len(fit.nll),
@@ -154,7 +144,7 @@ def covariance_metrics(errors: Array, covariance: Array) -> dict[str, Any]:
         "NLL": float(fit.nll.mean()) if len(fit.nll) else float("nan"),
         "ENCE": ence(errors.reshape(-1), variance.reshape(-1)),
         "coverage": {str(level): float(inside) for level, inside in zip(LEVELS, coverage(fit))},
-        "ANEES": anees(fit),
+        "ANEES": float(fit.nees.sum()) / int(fit.dims.sum()) if len(fit.nll) else float("nan"),
     }
 
 

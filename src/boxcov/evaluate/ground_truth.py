@@ -16,7 +16,7 @@ from boxcov._files.input_file import MAX_FRAMES, open_tensors, shorten
 from boxcov._files.output_file import to_json, write_safetensors
 from boxcov.box_layout import SPACE
 from boxcov.data.poses import BOX_FIELDS
-from boxcov.detections import PART_BELOW, Detections
+from boxcov.detections import PART_BELOW, Detections, to_array
 from boxcov.errors import BoxcovError, counted
 from boxcov.evaluate.covariance_metrics import LEVELS
 from boxcov.evaluate.matching import match
@@ -191,13 +191,6 @@ def match_detections(
             f"the last frame of the detections is {last}, but the data has "
             f"{counted(truth.frames, 'frame')}"
         )
-    count = len(detections.classes)
-    if not bool(((truth.labels >= 0) & (truth.labels < count)).all()):
-        advice = "do they begin at 1?" if truth.labels.min() > 0 else "leave out other objects"
-        raise BoxcovError(
-            f"the labels of the objects are {truth.labels.min():g} to {truth.labels.max():g}, "
-            f"expected indices into the {count} classes, 0 to {count - 1}: {advice}"
-        )
     objects = truth.columns(detections.fields)
     _check_objects(objects, truth.frame, detections.fields)
     if "uncertainty" not in arrays:
@@ -219,12 +212,12 @@ def match_detections(
         records = replace(records, signals=arrays["signals"][keep][:, own])
     if "risk" not in arrays:
         return records
-    regions = [detections.region(level).cpu().numpy() for level in LEVELS]
+    regions = [to_array(detections.region(level)) for level in LEVELS]
     return replace(
         records,
         risk=arrays["risk"][keep],
         regions=np.stack(regions, 1)[keep],
+        dof=tuple(detections.dof.tolist()),  # raises if there is no scale
         scale=arrays["scale"][keep],
-        dof=tuple(detections.dof.tolist()),
         bad_below=detections.meta["error_model"]["threshold"],
     )

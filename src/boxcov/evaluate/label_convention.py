@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
-from math import pi
 from typing import Any, NamedTuple
 from warnings import warn
 
@@ -101,13 +100,9 @@ def compare_labels(found: Detections, truth: GroundTruth) -> LabelComparison | N
         is_certain = gain.sum() > _DEVIATIONS * np.linalg.norm(gain)
         if pairs >= MIN_PAIRS and is_clear and is_certain and total > _CLEARLY_BETTER * best:
             best = total
-            measured = f" ({int(other.paired.sum())} pairs)"
-            if reading.changed:
-                measured = f": {_measure(list(reading.changed), other, labelled)} (medians of "
-                measured += f"{int(other.paired.sum())} pairs)"
             seen = (
-                f"{reading.what}{measured}. Read so, labels and boxes agree to "
-                f"{100 * total / pairs:.0f} %, now to {100 * own.sum() / pairs:.0f} %"
+                f"{reading.what} ({int(other.paired.sum())} pairs). Read so, labels and boxes "
+                f"agree to {100 * total / pairs:.0f} %, now to {100 * own.sum() / pairs:.0f} %"
             )
             result = result._replace(seen=seen, todo=reading.todo)
     return result
@@ -134,24 +129,6 @@ def _agreement(records: Records) -> Array:
             ratio = records.boxes[:, w] / records.truth[:, w]
             value *= np.minimum(ratio, 1 / ratio) * np.cos(records.errors[:, yaw]).clip(0)
     return np.nan_to_num(value)
-
-
-def _measure(changed: list[str], records: Records, labelled: Array) -> str:
-    """Return in words how the labels of pairs differ from the boxes in the fields ``changed``."""
-    assert records.pair is not None  # match() states it
-    at = columns(records.fields, changed)
-    labels = labelled[records.pair[records.paired]][:, at]
-    texts = []
-    for name, label, box in zip(changed, labels.T, records.boxes[records.paired][:, at].T):
-        if name == "yaw":
-            apart = np.rad2deg(np.median(np.abs((label - box + pi) % (2 * pi) - pi)))
-            texts.append(f"yaw is {apart:.0f} degrees off and reaches {np.abs(label).max():.4g}")
-        elif name in "wlh":
-            texts.append(f"{name} is {100 * np.median(label / box):.0f} % of the boxes'")
-        else:
-            unit = "pixels" if name in IMAGE else "m"
-            texts.append(f"{name} is {np.median(np.abs(label - box)):.2f} {unit} off")
-    return ", ".join(texts)
 
 
 def _readings(c: Mapping[str, Array], records: Records) -> Iterator[_Reading]:
@@ -182,21 +159,25 @@ def _readings(c: Mapping[str, Array], records: Records) -> Iterator[_Reading]:
     for unit, metres in _UNITS.items():
         lengths = {name: metres * c[name] for name in "xyzwlh" if name in c}
         yield _Reading(f"the labels are in {unit}", "give metres", lengths)
+    paired = records[records.paired]
+    if not len(paired):
+        return
+    places = [name for name in "xyz" if name in c]
+    at = columns(records.fields, places)
+    apart = np.median(paired.boxes[:, at] - paired.truth[:, at], axis=0)
+    if np.abs(apart).max() > _OTHER_ORIGIN:
+        moved = {name: c[name] + by for name, by in zip(places, apart)}
+        origin = (np.round(apart, 1) + 0.0).tolist()  # -0.0 becomes 0.0
+        what = f"{', '.join(places)} have another origin, at {origin} m"
+        yield _Reading(what, "give places in the frame of reference of the boxes", moved)
     names = [name for name in "wlh" if name in c]
+    at = columns(records.fields, names)
     with np.errstate(all="ignore"):
-        ratios = (records.boxes / records.truth)[records.paired][:, columns(records.fields, names)]
-    if len(ratios):
-        places = [name for name in "xyz" if name in c]
-        at = columns(records.fields, places)
-        apart = np.median((records.boxes - records.truth)[records.paired][:, at], axis=0)
-        if np.abs(apart).max() > _OTHER_ORIGIN:
-            moved = {name: c[name] + by for name, by in zip(places, apart)}
-            what = f"{', '.join(places)} have another origin"
-            yield _Reading(what, "give places in the frame of reference of the boxes", moved)
-    factor = float(np.median(ratios)) if len(ratios) else 1.0
+        factor = float(np.median(paired.boxes[:, at] / paired.truth[:, at]))
     if 0 < factor < np.inf and abs(np.log(factor)) > np.log(_OTHER_SIZES):
         sizes = {name: factor * c[name] for name in names}
-        yield _Reading("sizes differ by a constant factor", "give whole sides in metres", sizes)
+        what = f"sizes are {1 / factor:.2g} times those of the boxes"
+        yield _Reading(what, "give whole sides in metres", sizes)
 
 
 def _other_classes(
@@ -207,10 +188,7 @@ def _other_classes(
     numbers, labels: classes of objects and boxes; records: of these boxes, whatever their class.
     """
     assert records.pair is not None  # match() states it
-    order = np.arange(len(classes))
-    if not np.isin(numbers, order).all():  # refused by match_detections()
-        return
-    numbers = numbers.astype(int)
+    order, numbers = np.arange(len(classes)), numbers.astype(int)
     own, other = numbers[records.pair[records.paired]], labels[records.paired]
     for number in np.unique(own):
         counts = np.bincount(other[own == number], minlength=len(classes))

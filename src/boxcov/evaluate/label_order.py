@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcov.detections import Detections
+from boxcov.detections import Detections, to_array
 from boxcov.errors import BoxcovError, check_choice
 
 Array = NDArray[Any]
@@ -40,7 +40,7 @@ def box_values(found: Detections, by: Measure) -> Array:
     check_choice("by", by, Measure)
     arrays = found.numpy()
     if by == "risk":
-        value = found.risk.double().cpu().numpy()
+        value = to_array(found.risk.double())
     elif found.covariance is None:
         raise BoxcovError("these boxes have no covariances: write them with boxcov predict")
     else:

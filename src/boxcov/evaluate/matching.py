@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from boxcov.box_layout import IMAGE, PLANE, SPACE, columns, find_layout, has_layout
 from boxcov.detectors.boxes import rotated_intersection
-from boxcov.errors import BoxcovError, counted
+from boxcov.errors import BoxcovError
 from boxcov.evaluate.records import Records
 
 Array = NDArray[Any]
@@ -82,12 +82,8 @@ def match(
         truth_labels=truth_labels,
         truth_frame=truth_frame,
     )
-    labels = rows["labels"]
-    if len(labels) and not 0 <= labels.min() <= labels.max() < len(classes):
-        raise BoxcovError(
-            f"labels of predictions from {labels.min()} to {labels.max()}, but "
-            f"{counted(len(classes), 'class')}"
-        )
+    _check_labels("predictions", rows["labels"], len(classes))
+    _check_labels("objects", objects["truth_labels"], len(classes))
     keep = rows["scores"] > threshold
     rows = {name: array[keep] for name, array in rows.items()}
     if pair is None:
@@ -112,6 +108,16 @@ def _check_shapes(n: int, D: int, **given: Array | None) -> dict[str, Any]:
         if array.shape != expected:
             raise BoxcovError(f"{name} has shape {array.shape}, expected {expected} for {n} boxes")
     return arrays
+
+
+def _check_labels(whose: str, labels: Array, count: int) -> None:
+    """Raise if labels (n,) are no indices into this number of classes."""
+    if len(labels) and not 0 <= labels.min() <= labels.max() < count:
+        advice = "do they begin at 1?" if labels.min() > 0 else f"leave out other {whose}"
+        raise BoxcovError(
+            f"the labels of the {whose} are {labels.min():g} to {labels.max():g}, expected indices "
+            f"into the {count} classes, 0 to {count - 1}: {advice}"
+        )
 
 
 def pair_classes(

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -61,6 +61,7 @@ ERROR_DISTRIBUTIONS = {
 }
 MEASURE_COLUMNS = tuple(f"{name} {error}" for name in METRICS + RANKINGS for error in ERRORS)
 COLUMNS = MEASURE_COLUMNS + COVARIANCE_METRICS + ERROR_MODEL_METRICS
+_NUMBERS, _CHANCE = ("value", "low", "high"), ("chance", "chance_low", "chance_high")
 _CELLS = [(name, error) for name in MEASURES for error in ERRORS]
 
 
@@ -84,9 +85,10 @@ def summarise(records: Records, replicates: int = 200, seed: int = 0) -> dict[st
     """
     cells = _with_intervals(_statistics(records), (records,), replicates, seed)
     chances = _chances(records, replicates, seed)
+    inside = {} if records.regions is None else region_shares(records)
     for name, error in _CELLS:  # P(U) and P(A) have no chance level
         chance = chances.get((name, error), 3 * [None])
-        cells[name][error] |= dict(zip(("chance", "chance_low", "chance_high"), chance))
+        cells[name][error] |= dict(zip(_CHANCE, chance))
     return without_nan(
         {
             "boxes": len(records),
@@ -96,7 +98,7 @@ def summarise(records: Records, replicates: int = 200, seed: int = 0) -> dict[st
             "AUSE": cells["AUSE"],
             "covariance": _covariance_metrics(records, records.covariance),
             "predictive": _predictive_metrics(records.as_axes()),
-            "regions": _region_coverage(records),
+            "regions": {str(level): share for level, share in inside.items()} or None,
         }
     )
 
@@ -147,7 +149,7 @@ def _with_intervals(
     low, high = bootstrap(statistic, *frames, replicates=replicates, seed=seed)
     found: dict[str, dict[str, Any]] = {name: {} for name in MEASURES}
     for (name, error), *interval in zip(_CELLS, values.tolist(), low.tolist(), high.tolist()):
-        found[name][error] = dict(zip(("value", "low", "high"), interval))
+        found[name][error] = dict(zip(_NUMBERS, interval))
     return found
 
 
@@ -209,15 +211,11 @@ def _predictive_metrics(records: Records) -> dict[str, Any] | None:
     return {**{name: found[name] for name in kept}, "NLL": nll}
 
 
-def _region_coverage(records: Records) -> dict[str, float] | None:
+def region_shares(records: Records) -> dict[float, float]:
     """Return the share of the errors inside the regions, by level; the yaw is that of the axis."""
-    if records.regions is None:
-        return None
-    errors, paired = records.as_axes().errors, records.paired
-    return {
-        str(level): region_coverage(errors[paired], records.regions[paired, i])
-        for i, level in enumerate(LEVELS)
-    }
+    assert records.regions is not None
+    errors, widths = records.as_axes().errors[records.paired], records.regions[records.paired]
+    return {level: region_coverage(errors, widths[:, i]) for i, level in enumerate(LEVELS)}
 
 
 # the table of all methods
@@ -249,7 +247,7 @@ def table(
         measures = {**summary["quality"], "AUROC": summary["AUROC"], "AUSE": summary["AUSE"]}
         cells = _cells(measures) | _covariance_cells(summary)
         rows.append(_row(name, kind, records, cells))
-        cells = _cells(measures, "chance", "chance_low", "chance_high")
+        cells = _cells(measures, _CHANCE)
         rows.append(_row(f"{name}, shuffled", "chance", records, cells))
     for name, of, records, baseline in combined:
         cells = _cells(compare(records, baseline, replicates, seed))
@@ -263,14 +261,11 @@ def _row(name: str, kind: str, records: Records, cells: dict[str, Any]) -> dict[
 
 
 def _cells(
-    measures: Mapping[str, Mapping[str, Any]],
-    value: str = "value",
-    low: str = "low",
-    high: str = "high",
+    measures: Mapping[str, Mapping[str, Any]], keys: Sequence[str] = _NUMBERS
 ) -> dict[str, Any]:
     """Return the cells of ``MEASURE_COLUMNS``, with the numbers under these keys of a summary."""
     return {
-        f"{name} {error}": {"value": cell[value], "low": cell[low], "high": cell[high]}
+        f"{name} {error}": {number: cell[key] for number, key in zip(_NUMBERS, keys)}
         for name in METRICS + RANKINGS
         for error, cell in measures[name].items()
     }

@@ -76,7 +76,7 @@ def measurements(
         )
     index = columns(noisy.fields, names)
     z = noisy.boxes.detach().double()[:, index]
-    R = noisy.predictive.double()[:, index][:, :, index]
+    R = noisy.predictive.detach().double()[:, index][:, :, index]
     check_known(R, names, "measure the other fields with fields=")
     if missing := [name for name, known in zip(names, z.isfinite().all(0)) if not known]:
         raise BoxcovError(

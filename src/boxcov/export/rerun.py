@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from boxcov._files.output_file import atomic_write
 from boxcov._files.plain_text import short_name
 from boxcov.box_layout import IMAGE, PLANE, columns, find_layout
+from boxcov.concatenation import check_single_frame
 from boxcov.detections import Detections
 from boxcov.errors import import_package
 from boxcov.outlines import background_of, ellipse, risk_colors
@@ -35,6 +36,7 @@ def log(detections: Detections, inputs: Any = None, recording: Any = None) -> No
         time before each frame, and send it ``blueprint(detections.fields)`` once.
     """
     check_result(detections, "these detections cannot be exported")
+    check_single_frame(detections, "a frame of a recording")
     rr = import_package("rerun")
     log_boxes = _log_image_boxes if _is_image(detections.fields) else _log_world_boxes
     stream = rr if recording is None else recording

@@ -53,11 +53,14 @@ def header(frame_id: str, stamp: Stamp = 0.0) -> dict[str, Any]:
     """
     if not isinstance(frame_id, str) or not frame_id:
         raise BoxcovError(f"frame_id must name the boxes' frame of reference, got {frame_id!r}")
-    if isinstance(stamp, tuple):
-        sec, nanosec = stamp
-    else:
-        sec, nanosec = divmod(round(stamp * 1_000_000_000), 1_000_000_000)
-    return {"stamp": {"sec": int(sec), "nanosec": int(nanosec)}, "frame_id": frame_id}
+    try:
+        whole = stamp if isinstance(stamp, tuple) else divmod(round(stamp * 10**9), 10**9)
+        sec, nanosec = map(int, whole)
+    except (TypeError, ValueError, OverflowError):
+        raise BoxcovError(
+            f"stamp must be seconds, or whole seconds and nanoseconds, got {stamp!r}"
+        ) from None
+    return {"stamp": {"sec": sec, "nanosec": nanosec}, "frame_id": frame_id}
 
 
 def quaternion(yaw: float) -> dict[str, float]:

@@ -9,7 +9,7 @@ import torch
 
 from boxcov._files.input_file import MAX_CLASSES
 from boxcov._files.plain_text import short_name
-from boxcov.box_layout import IMAGE, find_layout
+from boxcov.box_layout import IMAGE, columns, find_layout
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError, import_package
 from boxcov.outlines import risk_colors, side_bands
@@ -27,8 +27,7 @@ def to_supervision(detections: Detections) -> Any:
     """
     check_result(detections, "these detections cannot be exported")
     sv = import_package("supervision")
-    find_layout(detections.fields[:4], (IMAGE,), "supervision")
-    arrays = detections.numpy()
+    arrays, sides = detections.numpy(), _sides(detections)
     labels = arrays["labels"].astype(int)
     data = {f"{_KEY}.{name}": array for name, array in arrays.items()}
     short = [short_name(name) for name in detections.classes]  # numpy takes the longest for all
@@ -37,12 +36,18 @@ def to_supervision(detections: Detections) -> Any:
         data["risk"] = arrays["risk"]
     names = {"fields": detections.fields, "classes": detections.classes}
     return sv.Detections(
-        xyxy=arrays["boxes"][:, :4],
+        xyxy=arrays["boxes"][:, sides],
         confidence=arrays["scores"],
         class_id=labels,
         data=data,
         metadata={_KEY: {**names, "meta": dict(detections.meta)}},
     )
+
+
+def _sides(detections: Detections) -> list[int]:
+    """Return the columns of x1 y1 x2 y2."""
+    find_layout(detections.fields, (IMAGE,), "supervision")
+    return columns(detections.fields, IMAGE)
 
 
 def from_supervision(found: Any) -> Detections:
@@ -108,10 +113,11 @@ class RegionAnnotator:
         is_calibrated = found.no_object is not None
         risk = found.risk.numpy() if is_calibrated else np.zeros(len(found))
         colors = [tuple(color) for color in risk_colors(risk, is_dark=True).tolist()]  # of --show
-        boxes = found.boxes[:, :4].double().numpy()
+        sides = _sides(found)
+        boxes = found.boxes[:, sides].double().numpy()
         rectangles = [(boxes, self.thickness)]
         if is_calibrated:
-            widths = found.region(self.level)[:, :4].double().numpy()
+            widths = found.region(self.level)[:, sides].double().numpy()
             rectangles += [(band, 1) for band in side_bands(boxes, widths)]
         for some, width in rectangles:
             for box, color in zip(some.clip(-width, limits + width), colors):

@@ -14,7 +14,7 @@ import numpy as np
 
 from boxcov._files.output_file import atomic_write, to_json
 from boxcov.detection_meta import meta_to_write
-from boxcov.detections import Detections
+from boxcov.detections import Detections, to_array
 from boxcov.errors import BoxcovError, import_package
 from boxcov.result_check import check_result
 
@@ -61,7 +61,7 @@ def columns(detections: Detections) -> dict[str, Any]:
         if "scale" in arrays:
             table |= _field_columns("scale_", arrays["scale"], fields)
         if detections.region_widths is not None:
-            widths = detections.region(0.9).detach().cpu().numpy()
+            widths = to_array(detections.region(0.9))
             table |= _field_columns("half_width_90_", widths, fields)
     if "covariance" in arrays:
         table["uncertainty"] = arrays["uncertainty"]

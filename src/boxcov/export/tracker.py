@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from boxcov.box_layout import columns
 from boxcov.concatenation import check_single_frame
 from boxcov.data.poses import Pose, transform_detections
-from boxcov.detections import Detections
+from boxcov.detections import Detections, to_array
 from boxcov.errors import BoxcovError, import_package, join_names
 from boxcov.export.kalman import measurements
 from boxcov.export.stone_soup import stone_soup
@@ -295,9 +295,10 @@ class _Boxes:
         R = self.to_sensor @ self.R @ self.to_sensor.T
         self.widths = np.sqrt(self.reach * np.diagonal(R, axis1=1, axis2=2))
         if found.region_widths is not None:
-            region = found.region(settings.gate)[:, columns(found.fields, MEASURED)].double()
+            at = columns(found.fields, MEASURED)
+            region = to_array(found.region(settings.gate)[:, at].double())
             # infinite where a class had too few calibration boxes
-            self.widths = np.where(region.isfinite().cpu(), region.cpu(), self.widths)
+            self.widths = np.where(np.isfinite(region), region, self.widths)
 
     def in_gate(self, step: Array, P: Array) -> Array:
         """Return which boxes (m,) are in the gate of a track with the covariance P.

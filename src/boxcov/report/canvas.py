@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from boxcov._files.plain_text import short_name
 from boxcov.box_layout import IMAGE, PLANE, find_layout
 from boxcov.box_layout import columns as layout_columns
-from boxcov.detections import Detections
+from boxcov.concatenation import check_single_frame
+from boxcov.detections import Detections, to_array
 from boxcov.outlines import (
     DOUBTFUL,
     grown_boxes,
@@ -94,6 +95,7 @@ def reach_of(points: Array) -> float:
 
 def _columns(found: Detections, names: tuple[str, ...]) -> list[int]:
     find_layout(found.fields, (names,), "this picture")
+    check_single_frame(found, "this picture")
     return layout_columns(found.fields, names)
 
 
@@ -101,8 +103,8 @@ def _widths(found: Detections) -> Array:
     """Return the half widths (m, D) of the regions; 0 where there is none to draw."""
     if found.region_widths is None or found.no_object is None:
         return np.zeros(found.boxes.shape)
-    widths = found.region(LEVEL).detach().cpu().double().numpy()
-    doubtful = found.risk.detach().cpu().numpy() > DOUBTFUL
+    widths = to_array(found.region(LEVEL).double())
+    doubtful = to_array(found.risk) > DOUBTFUL
     sound = np.isfinite(widths).all(1) & ~doubtful
     return np.where(sound[:, None], widths, 0.0)
 
@@ -136,7 +138,7 @@ def _draw(
     risk = np.zeros(len(found))
     colors = np.tile(np.array(UNCALIBRATED, np.uint8), (len(found), 1))
     if found.no_object is not None:
-        risk = found.risk.detach().cpu().double().numpy()
+        risk = to_array(found.risk.double())
         colors = risk_colors(risk, is_dark=True)
     for i in np.argsort(-risk, kind="stable"):
         color = tuple(colors[i].tolist())

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from boxcov.errors import import_package
-from boxcov.evaluate.covariance_metrics import LEVELS, coverage, gaussian_fit, region_coverage
+from boxcov.evaluate.covariance_metrics import coverage, gaussian_fit, region_coverage
 from boxcov.evaluate.quality import ERRORS, METRICS, curves
 from boxcov.evaluate.records import Records
+from boxcov.evaluate.summary import region_shares
 from boxcov.report.study import Method, Study, thin_points
 from boxcov.report.tables import ERROR_NAMES
 
@@ -131,9 +132,8 @@ def coverage_charts(study: Study) -> list[LineChart]:
         if not len(rows):
             continue
         if rows.regions is not None:
-            errors = rows.as_axes().errors
-            shares = [region_coverage(errors, rows.regions[:, k]) for k in range(len(LEVELS))]
-            line = Line(f"{method.name}: regions", np.array(LEVELS), np.array(shares), i, True)
+            levels, shares = map(np.array, zip(*region_shares(rows).items()))
+            line = Line(f"{method.name}: regions", levels, shares, i, True)
             other = i + len(study.methods)  # the style of no method
             calibrated += [line, Line(f"{method.name}: Student-t", *student_coverage(rows), other)]
         if rows.covariance is not None:

@@ -19,8 +19,9 @@ from boxcov._files.output_file import atomic_write
 from boxcov._files.plain_text import short_name
 from boxcov.box_layout import IMAGE, PLANE, columns, find_layout
 from boxcov.concatenation import check_single_frame
-from boxcov.detections import Detections
+from boxcov.detections import Detections, to_array
 from boxcov.errors import BoxcovError, import_package
+from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.outlines import (
     DOUBTFUL,
     background_of,
@@ -53,7 +54,7 @@ def plot(
     background, place = background_of(inputs), columns(detections.fields, layout)
     truth = np.zeros((0, len(layout)))
     if targets:
-        truth = targets[0]["boxes"].detach().cpu().numpy()[:, place]
+        truth = _objects(targets[0], detections.fields, layout)
     is_cloud = background is not None and background.ndim == 2
     if layout == PLANE and inputs is not None and not is_cloud:
         raise BoxcovError(
@@ -70,6 +71,14 @@ def plot(
     _draw_boxes(axes, shown, boxes, _regions(shown, boxes, place, level))
     say_total(axes, len(shown), len(detections))
     return axes
+
+
+def _objects(target: Mapping[str, Any], fields: tuple[str, ...], layout: tuple[str, ...]) -> Array:
+    """Return the objects (k, 4 or 5) of a frame; they may have other fields than the detector."""
+    boxes = target["boxes"]
+    objects = GroundTruth.from_frames([((), [{"boxes": boxes, "labels": [0] * len(boxes)}])])
+    names = fields if objects.boxes.shape[1] == len(fields) else layout
+    return objects.columns(names)[:, columns(names, layout)]
 
 
 def say_total(axes: Any, shown: int, total: int) -> None:
@@ -118,7 +127,7 @@ def _regions(found: Detections, boxes: Array, place: list[int], level: float) ->
     """Return outlines (m, k, 2) of the regions, or the ellipses of uncalibrated boxes."""
     is_image = len(place) == len(IMAGE)
     if found.region_widths is not None:
-        widths = found.region(level).detach().cpu().numpy()[:, place]
+        widths = to_array(found.region(level))[:, place]
         if is_image:
             return [upright(band) for band in side_bands(boxes, widths)]
         return [corners(grown_boxes(boxes, widths))]
@@ -135,7 +144,7 @@ def _draw_boxes(axes: Any, found: Detections, boxes: Array, regions: Sequence[Ar
     is_image, texts = boxes.shape[1] == len(IMAGE), [f"{one:.2f}" for one in found.scores.tolist()]
     is_doubtful, colors = np.zeros(len(found), bool), [PREDICTION] * len(found)
     if found.no_object is not None:
-        risk = found.risk.detach().cpu().numpy()
+        risk = to_array(found.risk)
         is_doubtful, colors = risk > DOUBTFUL, (risk_colors(risk) / 255).tolist()
         texts = [f"{100 * one:.0f} %" for one in risk]
     if is_image:

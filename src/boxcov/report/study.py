@@ -87,6 +87,11 @@ class Study:
 
         def with_inputs() -> Iterator[Any]:
             for number, frame in enumerate(frames):
+                if isinstance(frame[1], (list, tuple)) and len(frame[1]) > 1:
+                    raise BoxcovError(
+                        f"item {number} has targets of {len(frame[1])} frames: give one frame per "
+                        "item, so that each is shown with its own boxes"
+                    )
                 if number < scenes:
                     inputs[number] = frame[0]
                 yield frame
@@ -102,6 +107,8 @@ class Study:
         title: str,
     ) -> Study:
         """Return the study of detections by name; ``inputs`` are those of the frames to show."""
+        if not detections:
+            raise BoxcovError("there are no detections to report on: give at least one method")
         methods = [m for name, found in detections.items() for m in methods_of(name, found, truth)]
         first = next(iter(detections.values()))
         about = {

@@ -17,10 +17,10 @@ from boxcov.evaluate.covariance_metrics import (
     calibration_error,
     coverage,
     gaussian_fit,
-    region_coverage,
 )
 from boxcov.evaluate.quality import auroc
 from boxcov.evaluate.records import Records
+from boxcov.evaluate.summary import region_shares
 from boxcov.report.study import Method, Study
 
 Array = NDArray[Any]
@@ -58,19 +58,19 @@ def headline(records: Records) -> Headline:
         auroc=auroc(bad, records.uncertainty if risk is None else risk),
         baseline=auroc(bad, 1 - records.scores),
         ece=float("nan") if risk is None else calibration_error(risk, bad),
-        inside={level: _inside(records, level) for level in LEVELS},
+        inside=_inside(records),
     )
 
 
-def _inside(records: Records, level: float) -> float:
+def _inside(records: Records) -> dict[float, float]:
     """Return the share of the errors in the regions, or in the ellipsoids without regions."""
+    if records.regions is not None:
+        return region_shares(records)
     paired = records[records.paired]
-    if paired.regions is not None:
-        return region_coverage(paired.as_axes().errors, paired.regions[:, LEVELS.index(level)])
-    if paired.covariance is None or not len(paired):
-        return float("nan")
+    if paired.covariance is None:
+        return dict.fromkeys(LEVELS, float("nan"))
     fit = gaussian_fit(paired.errors_under(paired.covariance), paired.covariance)
-    return float(coverage(fit, [level])[0])
+    return dict(zip(LEVELS, coverage(fit).tolist()))
 
 
 def first_method(study: Study) -> Method | None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcov.box_layout import IMAGE, PLANE, columns
+from boxcov.box_layout import IMAGE, PLANE, columns, has_layout
 from boxcov.evaluate.covariance_metrics import LEVELS
 from boxcov.evaluate.records import Records
 from boxcov.report.study import Method, Scene, Study, thin_points
@@ -72,10 +72,8 @@ def viewer_methods(study: Study) -> list[Method]:
 
 def plane_columns(fields: Sequence[str]) -> list[int] | None:
     """Return the columns of x y w l yaw, or of x1 y1 x2 y2; None if the fields have neither."""
-    for names in (PLANE, IMAGE):
-        if all(name in fields for name in names):
-            return columns(fields, names)
-    return None
+    layouts = (names for names in (PLANE, IMAGE) if has_layout(fields, names))
+    return next((columns(fields, names) for names in layouts), None)
 
 
 def _pack_scene(blobs: Blobs, number: int, scene: Scene, max_points: int) -> dict[str, Any]:

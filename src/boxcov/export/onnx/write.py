@@ -48,7 +48,6 @@ def export(
     *,
     input_name: str = "inputs",
     signal_inputs: Tensor | None = None,
-    check: bool = True,
 ) -> dict[str, Any]:
     """Write ``detector.static_part()`` with its covariances to one ONNX file; return its metadata.
 
@@ -56,9 +55,8 @@ def export(
     a dict, whose keys name the inputs; all shapes are fixed. It is the output of the encoder for a
     CenterPoint, an image for a YOLOX. samples: number of posterior samples, stored as constants
     equal to those of ``MCGLM(samples=, seed=)``; or "exact" for the covariance of ``ExactGLM``; by
-    default as the error model was calibrated, 10 samples without one.
-    check: run the graph in onnxruntime on the example, and refuse to write it if it differs from
-    PyTorch by more than 1e-3.
+    default as the error model was calibrated, 10 samples without one. The graph runs in onnxruntime
+    on the example, and is not written if it differs from PyTorch by more than 1e-3.
 
     An error model that the posterior holds is part of the graph. It must be one for this method and
     number of samples; ``posterior.with_error_model(None)`` leaves it out. signal_inputs: of
@@ -79,7 +77,7 @@ def export(
     (True, ['x', 'y', 'w', 'l', 'yaw'], [3, 5, 5])
     """
     limits = limits or StaticLimits()
-    samples = graph_samples(detector, posterior, samples, limits, check=check)
+    samples = graph_samples(detector, posterior, samples, limits)
     method = {**_method(samples), "seed": None if samples == "exact" else seed}
     named = _named_inputs(inputs, input_name)
     if signal_inputs is not None:
@@ -97,8 +95,7 @@ def export(
     }
     properties = {_KEY: to_json(metadata)}
     content = build_model(graph.module, graph.inputs, list(graph.expected), properties)
-    if check:
-        _compare(content, graph)
+    _compare(content, graph)
     with atomic_write(path) as temporary:
         temporary.write_bytes(content)
     return metadata
@@ -109,14 +106,12 @@ def graph_samples(
     posterior: Posterior,
     samples: int | Literal["exact"] | None,
     limits: StaticLimits,
-    *,
-    check: bool = True,
 ) -> int | Literal["exact"]:
     """Return ``samples`` of a graph; raise if a package is missing or the error model does not fit.
 
     This takes no time: call it before reading an example input.
     """
-    for package in ("onnx", "onnxscript", *(["onnxruntime"] if check else [])):
+    for package in ("onnx", "onnxscript", "onnxruntime"):
         import_package(package)
     if samples is None:
         samples = _calibrated_samples(posterior.error_model) or 10
