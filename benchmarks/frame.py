@@ -8,8 +8,8 @@ and shown by itself beside torchvision's, which takes boxes without rotation and
 graph. Ways to run a frame: as it is, compiled (boxes bit for bit), fused, and batches of eight.
 Medians of 30 after a warm-up, with synchronization. Writes performance-stages.json,
 performance-frame.json and performance-methods.json, the tables of stages.md and frame.md in
-docs/results; their names end in -cpu without a GPU, where a stage runs step by step, and medians
-are of 3.
+docs/results, after each row; their names end in -cpu without a GPU, where a stage runs step by
+step, and medians are of 3.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from torch import Tensor
 
 import boxcov
 from boxcov import GLM, MCGLM, MCI, EngineOptions, ExactGLM
+from boxcov._files.output_file import write_text
 from boxcov._torch.process_state import Precision
 from boxcov.data import simulated
 from boxcov.detectors.centerpoint import CenterPoint
@@ -101,14 +102,15 @@ def main() -> None:
         case = Case.make(name)
         for precision in ("float32", "tf32") if DEVICE == "cuda" else ("float32",):
             set_tf32(precision == "tf32")
-            for row in stage_rows(case, precision):
-                print(*row, flush=True)
-                stages.append(row)
-            for row in frame_rows(case, precision):
-                print(*row, flush=True)
-                frames.append(row)
-        if args.out is not None:  # after each network: a run that is cut off keeps the others
-            write(args.out, stages, frames)
+            for kept, measured in (
+                (stages, stage_rows(case, precision)),
+                (frames, frame_rows(case, precision)),
+            ):
+                for row in measured:
+                    print(*row, flush=True)
+                    kept.append(row)
+                    if args.out is not None:  # a run that is cut off keeps its rows
+                        write(args.out, stages, frames)
 
 
 def set_tf32(is_allowed: bool) -> None:
@@ -208,11 +210,13 @@ def write(folder: Path, stages: list[list[Any]], frames: list[list[Any]]) -> Non
     rows = {
         "stages": stages,
         "frame": whole,
-        "methods": [[*key, *times] for key, times in others.items()],
+        "methods": [[*key, *times, *[None] * (4 - len(times))] for key, times in others.items()],
     }
     folder.mkdir(parents=True, exist_ok=True)
     suffix = "" if DEVICE == "cuda" else "-cpu"
     for name, title in titles.items():
+        if not rows[name]:
+            continue
         table = {
             "title": title,
             **common,
@@ -222,7 +226,7 @@ def write(folder: Path, stages: list[list[Any]], frames: list[list[Any]]) -> Non
             "notes": [NOTES[name]],
         }
         path = folder / f"performance-{name}{suffix}.json"
-        path.write_text(json.dumps(without_empty_columns(table), indent=1) + "\n")
+        write_text(path, json.dumps(without_empty_columns(table), indent=1) + "\n")
 
 
 def without_empty_columns(table: dict[str, Any]) -> dict[str, Any]:

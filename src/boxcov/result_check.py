@@ -107,8 +107,9 @@ def _rules(found: Detections, unknown: Tensor | None, strict: bool) -> _Rules:
     is_class = (found.labels >= 0) & (found.labels < len(found.classes))
     rules["label", "the number of a class"] = is_class
     known = [i for i, name in enumerate(found.fields) if name not in _VELOCITY]
-    comes_first = known == list(range(len(known)))  # then a slice, without a copy to the device
-    places = found.boxes[:, : len(known)] if comes_first else found.boxes[:, known]
+    places = found.boxes[:, : len(known)]
+    if known != list(range(len(known))):  # a list as index would be copied to the device
+        places = torch.stack([found.boxes[:, i] for i in known], 1)
     rules["position or size", "finite in float32"] = _is_finite(places.float()).all(1)
     rules["score", "finite"] = _is_finite(found.scores)
     return rules

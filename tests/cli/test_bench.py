@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -153,8 +154,8 @@ def test_frames_that_no_batch_holds_are_a_note(measured) -> None:
 
 def script(name: str):
     path = Path(__file__).parents[2] / "benchmarks" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
+    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
@@ -166,6 +167,23 @@ def test_growth_tables_have_a_row_per_method(measured) -> None:
     assert columns[-1] == "500"
     assert len(cells) == 6
     assert {len(row) for row in cells} == {3}
+
+
+def test_rows_of_a_run_that_was_cut_off_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``benchmarks/frame.py`` writes after each row: some methods are not measured yet."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    frame, suffix = script("frame"), "" if torch.cuda.is_available() else "-cpu"
+    whole = ["small, 9 boxes", "float32", "plain", 3.0, 2.0, 1.0, None]
+    sampled = ["small, 9 boxes", "float32", "MC-GLM, head, k = 10", 4.0, None, None, None]
+    frame.write(tmp_path, [], [whole, sampled])
+    tables = {path.stem: json.loads(path.read_text()) for path in tmp_path.iterdir()}
+    assert {name: table["rows"] for name, table in tables.items()} == {
+        f"performance-frame{suffix}": [whole[:-1]],
+        f"performance-methods{suffix}": [[*sampled[:2], 4.0]],
+    }
+    assert tables[f"performance-methods{suffix}"]["columns"] == ["network", "precision", "MC-GLM"]
 
 
 def test_the_papers_mcglm_is_its_finite_difference(measured) -> None:

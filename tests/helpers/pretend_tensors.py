@@ -70,7 +70,8 @@ class Mode(TorchDispatchMode):
         storages = {tensor.untyped_storage()._cdata for tensor in read}
         made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
         made = [leaf for leaf in made if leaf.untyped_storage()._cdata not in storages]
-        if gpu is not None or not read:
+        is_open = any(block is not None and block.place is None for block in map(_block, read))
+        if gpu is not None or is_open or not read:
             for tensor in made:
                 put(tensor, gpu)
             _launch(func, (args, kwargs), read, made, gpu)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -76,4 +77,12 @@ class _Devices(TorchFunctionMode):
     ) -> Any:
         if func == Tensor.device.__get__:
             args = (self.mode.move(args[0]),)
+        is_index = func in (Tensor.__getitem__, Tensor.__setitem__)
+        if is_index and not self.mode.may_copy and _has_list(args[1]):
+            raise RuntimeError(f"{func.__name__}: a list as index is copied to the device")
         return func(*args, **(kwargs or {}))
+
+
+def _has_list(index: Any) -> bool:
+    parts = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(part, (list, np.ndarray)) for part in parts)

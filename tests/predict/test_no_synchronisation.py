@@ -83,8 +83,9 @@ class WaitingCenter(TinyCenter):
         lambda heat: heat[heat > 0],
         lambda heat: heat + torch.arange(heat.shape[-1]),
         lambda heat: torch.arange(3).to(heat.device),
+        lambda heat: heat[..., [1, 0]],
     ],
-    ids=["value", "mask", "mixed", "copy"],
+    ids=["value", "mask", "mixed", "copy", "list"],
 )
 def test_code_that_waits_is_noticed(wait: Any) -> None:
     with pytest.raises((RuntimeError, NotImplementedError)):

@@ -20,10 +20,12 @@ from torch.utils._pytree import tree_map_only
 
 import boxcov
 from boxcov.predict.cuda.static_graph import Graphs
+from boxcov.result_check import rows_in_range
 from boxcov.static_selection import StaticLimits
 from helpers.centerpoint_cases import cloud, detector_of, pillar_config, voxel_config
 from helpers.centerpoint_cases import frames as labelled
 from helpers.error_models import with_error_model
+from helpers.plain_kernels import use_plain_kernels
 from helpers.pretend_gpu import pretend_gpu, waits
 
 ROOMY = StaticLimits(boxes=300, candidates=500, pairs=100_000)
@@ -214,6 +216,27 @@ def test_compiled_voxels() -> None:
     assert_compiled_agrees(detector, fitted(detector), clouds(detector), fused=True)
 
 
+@pytest.mark.parametrize("method", ["exact", "exact, samples, tf32", "without graphs"])
+def test_code_around_kernels(
+    pillars: Any, posterior: Any, deep: Any, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is chosen when the weights are arranged: kernels are Triton's on a GPU, plain here."""
+    called = use_plain_kernels(monkeypatch)
+    own = deep if "samples" in method else posterior
+    own = own.compress(0.1) if method == "without graphs" else own
+    check(METHODS[method], pillars, own, clouds(pillars), "cuda:0")
+    assert {"gram_matrices", "quadratic_forms", "convolve_back"} <= set(called)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_code_around_kernels_of_a_compiled_model(
+    pillars: Any, posterior: Any, fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = use_plain_kernels(monkeypatch)
+    assert_compiled_agrees(pillars, posterior, clouds(pillars), fused)
+    assert set(called) == {"gram_matrices", "quadratic_forms", "convolve_back", "project"}
+
+
 def test_threads_with_streams_of_their_own(pillars: Any, posterior: Any) -> None:
     """A replay waits until the stream of the last call has copied that call's results."""
     twin, frames = deepcopy(pillars).to("cuda"), clouds(pillars, (0, 1))
@@ -348,6 +371,18 @@ def test_cheap_checks_of_a_gpu() -> None:
         if any(word in name for word in CHEAP):
             done.append(check())
     assert len(done) == 10
+
+
+def test_checks_of_boxes_whose_velocities_come_first() -> None:
+    """As in every compiled frame: a list of columns would be copied to the device."""
+    numbers = torch.zeros(3, device="cuda")
+    boxes = torch.tensor([torch.nan, torch.nan, 1.0, 2.0], device="cuda").repeat(3, 1)
+    names = ("vx", "vy", "x", "y"), ("car",)
+    found = boxcov.Detections(boxes, numbers, numbers.long(), numbers.long(), *names)
+    before = waits.total()
+    holds = rows_in_range(found, None)
+    assert waits.total() == before
+    assert holds.tolist() == [True] * 3
 
 
 @pytest.mark.filterwarnings("ignore:the loss of 1 frame has a zero gradient")

@@ -71,6 +71,7 @@ def test_what_cuda_allows_to_mix() -> None:
     assert (x * torch.tensor(2.0)).is_cuda
     assert x[torch.tensor([0, 1])].is_cuda
     assert torch.zeros(3).copy_(x).device == torch.device("cpu")
+    assert x.quantile(0.5).is_cuda  # torch makes a number on the device by itself
 
 
 def test_a_replay_writes_over_the_outputs() -> None:
