@@ -160,9 +160,21 @@ def test_resume_replaces_no_boxes_of_other_options(tmp_path, made) -> None:
     succeed(*words)
     boxes = out.read_bytes()
     error = refuse(*words, "--seed 7")
-    assert f"{out}: exists, made with other options (source was" in error
+    assert f"{out}: exists, made with other options (seed was 0, now 7)" in error
     assert out.read_bytes() == boxes
     succeed(*words, "--seed 7 --force")
+
+
+def test_resume_replaces_no_finished_file_of_another_format(tmp_path, made) -> None:
+    """Such a file does not state its options."""
+    out = tmp_path / "d.csv"
+    words = [f"predict --detector {made[0]} --method nms --format csv --out {out}", *TINY]
+    succeed(*words, "--resume")
+    rows = out.read_bytes()
+    error = refuse(*words, "--seed 7 --resume")
+    assert f"{out}: exists, and no interrupted run of it is left to continue" in error
+    assert out.read_bytes() == rows
+    succeed(*words, "--seed 7 --resume --force")
 
 
 def test_resume_without_blocks_starts_a_run(tmp_path, made) -> None:

@@ -16,7 +16,7 @@ from boxcov._torch.distributed import World
 from boxcov.data.loader import load_items
 from boxcov.errors import BoxcovError
 from boxcov.pipeline.frames import Progress, silent
-from boxcov.pipeline.paths import refuse_other_settings
+from boxcov.pipeline.paths import output_exists, refuse_other_settings
 
 T = TypeVar("T")
 BLOCK = 16  # frames per block: an interrupted run loses at most this many
@@ -35,7 +35,7 @@ class BlockStore(Generic[T]):
         read: Callable[[Path], tuple[T, Mapping[str, Any]]],
         size: int = BLOCK,
     ):
-        self.folder = out.with_name(f"{out.name}.parts")
+        self.out, self.folder = out, out.with_name(f"{out.name}.parts")
         self.write, self.read, self.size = write, read, size
 
     def refuse_leftovers(self, resume: bool, world: World) -> None:
@@ -52,6 +52,18 @@ class BlockStore(Generic[T]):
             raise BoxcovError(
                 f"{self.folder}: blocks of an interrupted run: continue it with --resume, "
                 "or delete that folder to start again"
+            )
+        world.barrier()
+
+    def refuse_finished(self, world: World) -> None:
+        """Raise if the output exists and no block is left, so that no run can be continued.
+
+        For outputs that do not state the settings they were made with.
+        """
+        if world.rank == 0 and output_exists(self.out) and not self._files():
+            raise BoxcovError(
+                f"{self.out}: exists, and no interrupted run of it is left to continue: replace it "
+                "with --force, or give another name"
             )
         world.barrier()
 

@@ -60,6 +60,8 @@ def run(
         if options.out is not None:
             store = BlockStore(options.out, GroundTruth.save, GroundTruth.load)
             store.refuse_leftovers(options.resume, world)
+            if options.resume and not options.force:
+                store.refuse_finished(world)
         files = _load_files(options)
         truth = _read_objects(files, store, world, progress)
     if truth is None:

@@ -72,6 +72,9 @@ def run(
     store = block_store(options.out, block)
     with join_process_group(options.device) as (world, device):
         store.refuse_leftovers(options.resume, world)
+        must_continue = options.resume and not options.force
+        if must_continue and options.format != "native":
+            store.refuse_finished(world)
         detector = load_detector(options, device)
         frames, frames_meta = open_frames(options, device, detector)
         if options.show is not None:
@@ -87,8 +90,7 @@ def run(
         check_format(options.format, frames, fields, is_calibrated, options.message)
         about = {**posterior_meta(estimator), **options.detector_meta, **frames_meta}
         meta = model_meta(model, about)
-        may_differ = options.force or not options.resume or options.format != "native"
-        if not may_differ and options.out.exists():
+        if must_continue and options.format == "native" and options.out.exists():
             refuse_other_settings(options.out, Detections.load(options.out).meta, meta)
         loaded = load_in_background(frames, options.workers, device, seed)
         compute = partial(_predict_block, model, total=len(frames), progress=progress)
