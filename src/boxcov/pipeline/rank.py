@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from boxcov.concatenation import join_frames
+from boxcov.data.coco.sequence import Coco
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError, counted, import_package
 from boxcov.evaluate.ground_truth import GroundTruth
@@ -17,14 +18,16 @@ from boxcov.evaluate.wrong_labels import disagreement
 from boxcov.export.tables import write_columns
 from boxcov.outlines import background_of
 from boxcov.pipeline.detectors import load_detector
-from boxcov.pipeline.frame_files import FileFrames, Frame
+from boxcov.pipeline.frame_files import Frame
 from boxcov.pipeline.frames import (
     Progress,
     check_frame_count,
     check_labels,
     frame_count,
+    frame_names,
     load_in_background,
     load_labelled_frames,
+    numbered,
     silent,
     source_of_detections,
 )
@@ -44,7 +47,7 @@ class Pool:
     found: Detections
     names: list[str]
     truth: GroundTruth | None = None
-    sizes: tuple[tuple[int, int] | None, ...] = ()  # width and height of images
+    sizes: tuple[tuple[float, float] | None, ...] = ()  # width and height of images
 
 
 @holds_output
@@ -139,11 +142,12 @@ def _predict(options: RankCommand, progress: Progress) -> Pool:
         found.append(target.in_file(boxes) if is_file else boxes)
         targets.append((None, target))
         seen = target.background if is_file else background_of(inputs)
-        sizes.append(seen.shape[1::-1] if seen is not None and seen.ndim == 3 else None)
+        size = seen.shape[1::-1] if seen is not None and seen.ndim == 3 else None
+        sizes.append(frames.extent(number) if isinstance(frames, Coco) else size)
         progress(number + 1, len(frames))
     if not found:
         raise BoxcovError(f"there are no frames to rank in {options.source.data}")
-    names = frames.names if isinstance(frames, FileFrames) else list(map(str, range(len(found))))
+    names = frame_names(frames) or numbered(len(found))
     truth = GroundTruth.from_frames(targets) if options.by == "disagreement" else None
     return Pool(join_frames(found), names, truth, tuple(sizes))
 
@@ -167,7 +171,7 @@ def _read(options: RankCommand) -> Pool:
         frames = load_labelled_frames(source, "cpu", found.classes)
         check_frame_count(path, found, frames, source)
         count, truth = len(frames), GroundTruth.from_frames(frames)
-    names = found.meta.get("names") or list(map(str, range(count)))
+    names = found.meta.get("names") or numbered(count)
     if len(names) != count:
         raise BoxcovError(
             f"{path}: has names of {counted(len(names), 'frame')} and boxes of {count}: write it "
