@@ -16,6 +16,7 @@ from boxcov.outlines import background_of
         (np.zeros((7, 3)), (7, 3)),
         (torch.zeros(1, 3, 4, 6), (4, 6, 3)),
         ([torch.rand(3, 4, 6)], (4, 6, 3)),
+        (torch.randn(1, 3, 4, 6), (4, 6, 3)),  # normalised
         (torch.rand(1, 1, 4, 6), (4, 6, 3)),  # grey
         (np.zeros((4, 6, 3), np.uint8), (4, 6, 3)),
     ],
@@ -34,7 +35,6 @@ def test_points_and_images_are_recognised(inputs: object, shape: tuple[int, ...]
         {"pixels": torch.zeros(3, 4, 4)},
         torch.zeros(3),
         torch.zeros(1, 4, 8, 8),
-        torch.randn(1, 3, 8, 8),  # normalised
         torch.full((1, 3, 8, 8), torch.nan),
     ],
 )
@@ -49,8 +49,14 @@ def test_an_image_without_pixels_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("values", "pixel"),
-    [((7.0, 0.0, 255.0), [255, 0, 7]), ((1.0, 0.0, 0.2), [255, 0, 51])],
+    [
+        ((7.0, 0.0, 255.0), [255, 0, 7]),
+        ((1.0, 0.0, 0.2), [255, 0, 51]),
+        ((1.5, -1.0, 0.0), [255, 0, 102]),  # normalised
+        ((-1.0, -1.0, -1.0), [0, 0, 0]),
+        ((1e30, 0.0, 0.0), [255, 0, 0]),
+    ],
 )
 def test_images_are_red_green_and_blue(values: tuple[float, ...], pixel: list[int]) -> None:
-    """Inputs up to 255 are blue, green and red, those up to 1 red, green and blue."""
+    """Inputs up to 255 are blue, green and red, all others red, green and blue."""
     assert to_pixels(torch.tensor(values).reshape(3, 1, 1)).tolist() == [[pixel]]

@@ -309,7 +309,7 @@ class Detections:
         """Return ``supervision.Detections``, with all that ``to_supervision`` put into them."""
         return import_module("boxcov.export.supervision").from_supervision(found)
 
-    def to_fiftyone(self, size: tuple[int, int] | None = None) -> Any:
+    def to_fiftyone(self, size: tuple[float, float] | None = None) -> Any:
         """Return one frame as ``fiftyone.Detections``; ``size`` is (width, height) of an image."""
         return import_module("boxcov.export.fiftyone").to_fiftyone(self, size)
 

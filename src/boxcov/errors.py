@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 from importlib import import_module
-from numbers import Integral
+from numbers import Integral, Real
 from operator import index
 from traceback import format_exception
 from typing import Any, get_args
@@ -100,8 +100,20 @@ def check_instance(name: str, value: object, kind: type) -> None:
 
 def check_whole(name: str, value: object, least: int = 1) -> None:
     """Raise if the argument ``name`` is not a whole number of at least ``least``."""
-    if not isinstance(value, Integral) or int(value) < least:
+    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < least:
         raise BoxcovError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def check_real(name: str, value: object) -> None:
+    """Raise if the argument ``name`` is not a number: a text or a flag is none."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise BoxcovError(f"{name} must be a number, got {value!r}")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise if the argument ``name`` is not True or False: the text "no" would count as True."""
+    if not isinstance(value, bool):
+        raise BoxcovError(f"{name} must be True or False, got {value!r}")
 
 
 def check_seed(seed: Any) -> int:

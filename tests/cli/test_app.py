@@ -91,6 +91,7 @@ WRONG = {
     "predict --otu x": "--out",
     "predict": "Missing option '--out'.",
     "convert boxes --out x": "Missing option '--format'.",
+    "calibrate --out": "Option '--out' requires an argument.",
     "predict --out x --detector centrpoint:small": "(did you mean 'centerpoint'?)",
     "predict --out x --data simlated:clear": "(did you mean 'simulated'?)",
     "predict --out x --data simulated:claer": "(did you mean 'clear'?)",

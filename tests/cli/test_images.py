@@ -56,23 +56,32 @@ def weights(tmp_path: Path) -> Path:
     return tmp_path / "tiny.pth"
 
 
+@pytest.mark.parametrize("is_data", [False, True])
 @pytest.mark.filterwarnings("ignore::boxcov.errors.BoxcovWarning")
 def test_rank_gives_images_to_fiftyone(
-    root: Path, weights: Path, tmp_path: Path, samples: list[Any]
+    root: Path, weights: Path, tmp_path: Path, samples: list[Any], is_data: bool
 ) -> None:
-    """Boxes are relative to the files, whose sizes differ from that of the network's input."""
+    """Boxes are relative to the files, whose sizes differ from that of the network's input.
+
+    Those of data are in pixels of the input.
+    """
     posterior, boxes = tmp_path / "p.safetensors", tmp_path / "b.csv"
     source = DataOptions(f"coco:{root}@64", "val2017")
     detector = f"yolox:{weights}"
     fitting.run(FitCommand(out=posterior, detector=detector, source=source, n_data=100))
-    words = f"--detector {detector} --posterior {posterior} --source {root / 'val2017'} --size 64"
+    folder = root / "val2017"
+    where = f"--data {source.data} --split val2017" if is_data else f"--source {folder} --size 64"
+    words = f"--detector {detector} --posterior {posterior} {where}"
     out = f"--out {tmp_path / 'f.csv'} --boxes {boxes} --fiftyone pool"
     succeed(f"rank --by epistemic {words} {out}")
     with boxes.open() as file:
         rows = list(csv.DictReader(file))
     assert rows
     for sample in samples:
+        assert Path(sample["filepath"]).parent == folder
         width, height = SIZES[int(Path(sample["filepath"]).stem)]
+        if is_data:
+            width, height = (64 / max(width, height) * side for side in (width, height))
         there = [one.bounding_box for one in sample["boxcov"].detections]
         own = [row for row in rows if row["frame"] == sample["filepath"]]
         expected = [

@@ -73,7 +73,8 @@ def test_inputs_that_cannot_be_drawn_are_refused_before_the_work(
     tmp_path: Path, words: str, calibrated: Path
 ) -> None:
     out = f"--out {tmp_path}/d.safetensors --show {tmp_path}/pictures"
-    assert "these inputs are neither" in refuse(f"predict {words} --posterior {calibrated} {out}")
+    error = refuse(f"predict {words} --posterior {calibrated} {out}")
+    assert "inputs of this frame are neither" in error
     assert list(tmp_path.iterdir()) == []
 
 

@@ -165,6 +165,18 @@ def test_resume_replaces_no_finished_boxes(tmp_path, made) -> None:
     succeed(*words, "--seed 7 --force")
 
 
+def test_resume_replaces_no_finished_file_of_another_format(tmp_path, made) -> None:
+    """Such a file does not state its options."""
+    out = tmp_path / "d.csv"
+    words = [f"predict --detector {made[0]} --method nms --format csv --out {out}", *TINY]
+    succeed(*words, "--resume")
+    rows = out.read_bytes()
+    error = refuse(*words, "--seed 7 --resume")
+    assert f"{out}: exists: replace it with --force" in error
+    assert out.read_bytes() == rows
+    succeed(*words, "--seed 7 --resume --force")
+
+
 def test_resume_without_blocks_starts_a_run(tmp_path, made) -> None:
     succeed(f"predict --detector {made[0]} --method nms --out {tmp_path / 'd'}", *TINY, "--resume")
     assert len(Detections.load(tmp_path / "d"))

@@ -34,7 +34,11 @@ def test_calibrate_says_what_regions_hold() -> None:
 
 @pytest.mark.parametrize(
     ("low", "value", "high", "text"),
-    [(0.6, 0.7123, 1.0, "0.71 .60-1.00"), (-0.01, 0.02, 0.05, "0.02 -.01 to .05")],
+    [
+        (0.6, 0.7123, 1.0, "0.71 .60-1.00"),
+        (-0.01, 0.02, 0.05, "0.02 -.01 to .05"),
+        (-0.004, -0.001, 0.004, "0.00 .00-.00"),
+    ],
 )
 def test_evaluate_shows_intervals(low: float, value: float, high: float, text: str) -> None:
     assert evaluate._format_cell({"value": value, "low": low, "high": high}) == text

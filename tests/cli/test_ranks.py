@@ -168,6 +168,8 @@ def test_interrupted_evaluate_resumes(tmp_path, saved, monkeypatch) -> None:
     assert evaluated(saved, page, "--resume").out == one.out
     assert undated(page) == whole
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+    error = evaluated(saved, page, "--resume").err  # the report may be of other predictions
+    assert f"{page}: exists: replace it with --force" in error
 
 
 def test_workers_give_the_same_file(tmp_path, made, alone, monkeypatch) -> None:

@@ -257,7 +257,7 @@ def test_a_folder_with_a_number_sign_is_no_video(images, tmp_path: Path) -> None
 
 def test_inputs_that_cannot_be_drawn_are_named(tmp_path: Path) -> None:
     with (
-        pytest.raises(showing.BoxcovError, match="these inputs are neither"),
+        pytest.raises(showing.BoxcovError, match="inputs of this frame are neither"),
         showing.pictures(tmp_path / "x") as show,
     ):
         show("frame 3", None, None)

@@ -25,6 +25,10 @@ def detector() -> NetDetector:
     [
         ({"form": "dense"}, "form must be one of eigen, paper, got 'dense'"),
         ({"fraction": 0.0}, "fraction must be above 0 and at most 1, got 0.0"),
+        ({"fraction": "0.5"}, "fraction must be a number, got '0.5'"),
+        ({"fraction": True}, "fraction must be a number, got True"),
+        ({"jitter": None}, "jitter must be a number, got None"),
+        ({"ekfac": "no"}, "ekfac must be True or False, got 'no'"),
     ],
 )
 def test_bad_options(options: dict, message: str) -> None:
@@ -35,6 +39,7 @@ def test_bad_options(options: dict, message: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"options": {"ekfac": True}}, "options must be a FitOptions, got a dict"),
         ({"fisher": "true"}, "fisher must be one of empirical, mc, identity, got 'true'"),
         ({"prior_precision": -1.0}, "prior_precision must lie between .*, got -1.0"),
         (

@@ -153,7 +153,7 @@ FITS = [
     Mutant(
         "blocks of another run are refused",
         "pipeline/paths.py",
-        "if stored.get(name) != value:",
+        "if before != value:",
         "if False:",
         "cli/test_predict.py::test_interrupted_run_resumes_to_the_same_bytes[exact]",
     ),

@@ -96,7 +96,7 @@ ONLINE = [
     Mutant(
         "an output that exists stays",
         "pipeline/paths.py",
-        "if is_there and not may_replace:",
+        "if output_exists(out) and not may_replace:",
         "if False:",
         "cli/test_unwritable.py::test_existing_files_stay_without_force",
     ),

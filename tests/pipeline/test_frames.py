@@ -7,7 +7,7 @@ import pytest
 
 from boxcov import BoxcovError, BoxcovWarning
 from boxcov.data import nuscenes
-from boxcov.pipeline.frames import load_frames, load_labelled_frames
+from boxcov.pipeline.frames import frame_names, load_frames, load_labelled_frames
 from boxcov.pipeline.options import DataOptions, PredictedData
 from boxcov.pipeline.source import (
     default_split,
@@ -45,6 +45,18 @@ def test_whole_nuscenes_keeps_its_splits(tmp_path: Path) -> None:
     root = nuscenes_root(tmp_path)
     assert default_split(f"nuscenes:{root}", "predict") == "val"
     assert len(load_frames(DataOptions(f"nuscenes:{root}"))) == len(nuscenes.frames(root))
+
+
+@pytest.mark.filterwarnings("ignore::boxcov.errors.BoxcovWarning")
+def test_frames_have_the_names_of_their_files(tmp_path: Path) -> None:
+    data, roads = kitti_root(tmp_path / "kitti"), nuscenes_root(tmp_path / "nuscenes")
+    files = sorted(str(path) for path in (data / "training" / "velodyne").iterdir())
+    assert frame_names(load_frames(DataOptions(f"kitti:{data}"))) == files
+    assert frame_names(load_frames(DataOptions(f"kitti:{data}", "training[1:]"))) == files[1:]
+    frames = load_frames(DataOptions(f"nuscenes:{roads}"))
+    assert frame_names(frames) == [target["token"] for _, (target,) in frames]
+    assert frame_names(load_frames(DataOptions("simulated:clear", count=2))) is None
+    assert frame_names([]) is None
 
 
 def test_commands_that_need_labels_refuse_splits_without(tmp_path: Path) -> None:

@@ -289,10 +289,14 @@ def test_a_hook_of_later_is_followed(register, tiny, posterior, image) -> None:
     assert torch.equal(model(image).scores, before.scores)
 
 
-@pytest.mark.parametrize("verify", [0, -1, "never", 1.5, None])
+@pytest.mark.parametrize("verify", [0, -1, "never", 1.5, None, True])
 def test_odd_options_are_refused(verify) -> None:
     with pytest.raises(BoxcovError, match="verify must be 'always' or a number of calls"):
         EngineOptions(verify=verify)
+    with pytest.raises(BoxcovError, match="tolerance must be a number, got '1e-3'"):
+        EngineOptions(tolerance="1e-3")
+    with pytest.raises(BoxcovError, match="cuda_graphs must be True or False, got 'no'"):
+        EngineOptions(cuda_graphs="no")
 
 
 class Odd(nn.Module):

@@ -150,7 +150,7 @@ def _parameter(field: Field[Any], hint: Any) -> click.Parameter:
     return click.Option(
         [f"{name}/--no-{name[2:]}" if {bool, NoneType} <= kinds else name, field.name],
         help=f"{shown.text} {_limits(shown.within)}".rstrip(),
-        is_flag=bool in kinds,
+        is_flag=True if bool in kinds else None,  # False would let a required option have no value
         multiple=is_many,
         show_default=shown.default or True,
         **common,

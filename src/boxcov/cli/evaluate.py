@@ -93,7 +93,9 @@ def _format_cell(cell: Mapping[str, float | None] | None) -> str:
     low, high = cell["low"], cell["high"]
     if low is None or high is None:
         return f"{cell['value']:.3g}"
-    return f"{cell['value']:.2f} {_short(low)}{' to ' if low < 0 else '-'}{_short(high)}"
+    # + 0.0: no -0.00
+    value, low, high = (round(number, 2) + 0.0 for number in (cell["value"], low, high))
+    return f"{value:.2f} {_short(low)}{' to ' if low < 0 else '-'}{_short(high)}"
 
 
 def _short(value: float) -> str:

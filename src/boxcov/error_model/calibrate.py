@@ -214,7 +214,7 @@ def iou_thresholds(
     default = 0.7 if "x1" in fields else 0.4
     if threshold is not None and threshold not in thresholds:
         raise BoxcovError(
-            f"threshold must be one of {', '.join(map(str, thresholds))}, got {threshold}"
+            f"threshold must be one of {', '.join(map(str, thresholds))}, got {threshold!r}"
         )
     return thresholds, default if threshold is None else threshold
 

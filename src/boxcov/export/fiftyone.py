@@ -11,7 +11,7 @@ from boxcov.errors import BoxcovError, import_package
 from boxcov.export.tables import columns
 
 
-def to_fiftyone(detections: Detections, size: tuple[int, int] | None = None) -> Any:
+def to_fiftyone(detections: Detections, size: tuple[float, float] | None = None) -> Any:
     """Return the boxes of one frame as ``fiftyone.Detections``.
 
     Boxes x1 y1 x2 y2 need ``size``, the width and height of the image in pixels; boxes x y z w l h
@@ -37,7 +37,7 @@ def to_fiftyone(detections: Detections, size: tuple[int, int] | None = None) -> 
 
 
 def _place(
-    row: dict[str, Any], fields: tuple[str, ...], size: tuple[int, int] | None
+    row: dict[str, Any], fields: tuple[str, ...], size: tuple[float, float] | None
 ) -> dict[str, Any]:
     """Return the box as FiftyOne has it: relative x y width height, or location, dimensions ..."""
     value = {name: float(row[name]) for name in fields}

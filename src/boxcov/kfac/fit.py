@@ -18,7 +18,9 @@ from boxcov.errors import (
     BoxcovError,
     BoxcovWarning,
     check_choice,
+    check_flag,
     check_instance,
+    check_real,
     check_seed,
     counted,
     join_names,
@@ -64,6 +66,9 @@ class FitOptions:
     def __post_init__(self) -> None:
         check_choice("form", self.form, Form)
         check_choice("nonfinite", self.nonfinite, NonFinite)
+        check_real("fraction", self.fraction)
+        check_real("jitter", self.jitter)
+        check_flag("ekfac", self.ekfac)
         if not 0 < self.fraction <= 1:
             raise BoxcovError(f"fraction must be above 0 and at most 1, got {self.fraction}")
         if self.ekfac and self.form == "paper":
@@ -208,6 +213,8 @@ def _check_arguments(
             "Posterior.with_prior sets one per layer afterwards"
         )
     check_choice("fisher", fisher, FisherKind)
+    if not isinstance(options, FitOptions):
+        raise BoxcovError(f"options must be a FitOptions, got a {type(options).__name__}")
     if options.ekfac and isinstance(frames, Iterator):
         raise BoxcovError(
             f"ekfac reads the frames twice, but a {type(frames).__name__} can be read only once: "

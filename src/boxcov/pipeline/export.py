@@ -36,7 +36,7 @@ def run(options: ExportCommand, note: Callable[[str], None] | None = None) -> di
     )
     input_name, inputs, signal_inputs = _example_input(detector, options)
     if note is not None:
-        note("tracing, writing and checking the graph, about half a minute")
+        note("tracing, writing and checking the graph: a minute, or several for a large network")
     report = onnx.export(
         detector,
         posterior,

@@ -71,6 +71,16 @@ def load_frames(
     return _check_frames(frames, labels, classes, f"{source.data}, split {source.split or name}")
 
 
+def frame_names(frames: Sequence[Any]) -> list[str] | None:
+    """Return the file or token of each frame; None for frames that have numbers alone."""
+    return getattr(frames, "names", None) if isinstance(frames, FrameSequence) else None
+
+
+def numbered(count: int) -> list[str]:
+    """Return the numbers of frames that have no names."""
+    return [str(number) for number in range(count)]
+
+
 def load_labelled_frames(
     source: DataOptions, device: str = "cpu", classes: Sequence[str] = simulated.CLASSES
 ) -> Sequence[Any]:

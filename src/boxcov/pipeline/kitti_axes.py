@@ -34,6 +34,11 @@ class KittiAsNuScenes(FrameSequence):
         self.frames = frames
 
     @property
+    def names(self) -> list[str]:
+        names = self.frames.names
+        return [names[index] for index in self.indices]
+
+    @property
     def has_labels(self) -> bool:
         return self.frames.has_labels
 

@@ -67,9 +67,13 @@ def check_output(out: Path, may_replace: bool, folder: bool = False) -> None:
         make_folder(out)
     else:
         check_writable(out)
-    is_there = out.is_file() or (out.is_dir() and any(out.iterdir()))
-    if is_there and not may_replace:
+    if output_exists(out) and not may_replace:
         raise BoxcovError(f"{out}: exists: replace it with --force, or give another name")
+
+
+def output_exists(out: Path) -> bool:
+    """Return whether there is a file, or a folder with files, of this name."""
+    return out.is_file() or (out.is_dir() and any(out.iterdir()))
 
 
 def refuse_other_settings(
@@ -77,10 +81,13 @@ def refuse_other_settings(
 ) -> None:
     """Raise if the file ``path``, which a resumed run would use, was made with other settings."""
     for name, value in given.items():
-        if stored.get(name) != value:
+        before = stored.get(name)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):  # name the one that differs
+            refuse_other_settings(path, before, value, advice)
+        if before != value:
             raise BoxcovError(
-                f"{path}: exists, made with other options ({name} was {stored.get(name)!r}, now "
-                f"{value!r}): {advice}"
+                f"{path}: exists, made with other options ({name} was {before!r}, now {value!r}): "
+                f"{advice}"
             )
 
 

@@ -28,8 +28,10 @@ from boxcov.pipeline.detectors import load_detector, open_data
 from boxcov.pipeline.frame_files import FileFrames, Frame, FrameReader, is_video, look_at_first
 from boxcov.pipeline.frames import (
     Progress,
+    frame_names,
     load_frames,
     load_in_background,
+    numbered,
     silent,
     warn_of_fewer_frames,
 )
@@ -135,11 +137,15 @@ def open_frames(
         if options.workers and is_video(where):
             raise BoxcovError(f"{where}: a video is read in order: remove --workers")
         warn_of_fewer_frames(frames, source.count, str(where))
-        names = [printable(name, one_line=True) for name in frames.names]
-        return frames, {"files": printable(where, one_line=True), "names": names}
+        return frames, {"files": printable(where, one_line=True), **_names_meta(frames)}
     source = replace(source, split=source.split or default_split(source.data, "predict"))
     source, frames = open_data(detector, source, device, load_frames)
-    return frames, {"source": asdict(source)}
+    return frames, {"source": asdict(source), **_names_meta(frames)}
+
+
+def _names_meta(frames: Any) -> dict[str, list[str]]:
+    names = frame_names(frames)
+    return {} if names is None else {"names": [printable(name, one_line=True) for name in names]}
 
 
 def _warn_of_calibration_frames(model: Predictor, about: Mapping[str, Any]) -> None:
@@ -168,7 +174,7 @@ def _draw(out: Path, frames: Any, found: Detections, progress: Progress) -> None
 
 def _backgrounds(frames: Any) -> Iterator[tuple[str, Any]]:
     """Yield the name of each frame, and what its boxes are drawn on."""
-    names = frames.names if isinstance(frames, FileFrames) else map(str, range(len(frames)))
+    names = frame_names(frames) or numbered(len(frames))
     for number, name in enumerate(names):
         inputs, frame = frames[number]
         yield name, frame.background if isinstance(frame, Frame) else background_of(inputs)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from boxcov.concatenation import join_frames
+from boxcov.data.coco.sequence import Coco
 from boxcov.detections import Detections
 from boxcov.errors import BoxcovError, counted, import_package
 from boxcov.evaluate.ground_truth import GroundTruth
@@ -17,13 +18,15 @@ from boxcov.evaluate.wrong_labels import disagreement
 from boxcov.export.tables import write_columns
 from boxcov.outlines import background_of
 from boxcov.pipeline.detectors import load_detector
-from boxcov.pipeline.frame_files import FileFrames, Frame
+from boxcov.pipeline.frame_files import Frame
 from boxcov.pipeline.frames import (
     Progress,
     check_labels,
     frame_count,
+    frame_names,
     frames_of_detections,
     load_in_background,
+    numbered,
     silent,
 )
 from boxcov.pipeline.options import DataOptions, PredictedData, RankCommand
@@ -42,7 +45,7 @@ class Pool:
     found: Detections
     names: list[str]
     truth: GroundTruth | None = None
-    sizes: tuple[tuple[int, int] | None, ...] = ()  # width and height of images
+    sizes: tuple[tuple[float, float] | None, ...] = ()  # width and height of images
 
 
 @holds_output
@@ -137,9 +140,10 @@ def _predict(options: RankCommand, progress: Progress) -> Pool:
         found.append(target.in_file(boxes) if is_file else boxes)
         targets.append((None, target))
         seen = target.background if is_file else background_of(inputs)
-        sizes.append(seen.shape[1::-1] if seen is not None and seen.ndim == 3 else None)
+        size = seen.shape[1::-1] if seen is not None and seen.ndim == 3 else None
+        sizes.append(frames.extent(number) if isinstance(frames, Coco) else size)
         progress(number + 1, len(frames))
-    names = frames.names if isinstance(frames, FileFrames) else list(map(str, range(len(found))))
+    names = frame_names(frames) or numbered(len(found))
     truth = GroundTruth.from_frames(targets) if options.by == "disagreement" else None
     return Pool(join_frames(found), names, truth, tuple(sizes))
 
@@ -161,7 +165,7 @@ def _read(options: RankCommand) -> Pool:
         where = (given.data, given.split, given.count) if given != DataOptions() else ()
         frames = frames_of_detections(path, found, PredictedData(*where))
         count, truth = len(frames), GroundTruth.from_frames(frames)
-    names = found.meta.get("names") or list(map(str, range(count)))
+    names = found.meta.get("names") or numbered(count)
     if len(names) != count:
         raise BoxcovError(
             f"{path}: has names of {counted(len(names), 'frame')} and boxes of {count}: write it "

@@ -48,8 +48,8 @@ def check_frames(out: Path, frames: int, backgrounds: Iterator[tuple[str, Any]])
 def _check_background(name: str, background: Any) -> None:
     if background is None:
         raise BoxcovError(
-            f"{name}: --show draws images (1, 3, h, w) up to 1 or 255, or lists of points; "
-            "these inputs are neither"
+            f"{name}: --show draws images (1, 3, h, w) and lists of points (n, 3 or more), and the "
+            "inputs of this frame are neither: leave --show out"
         )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from boxcov._torch.process_state import Precision
-from boxcov.errors import BoxcovError, check_choice
+from boxcov.errors import BoxcovError, check_choice, check_flag, check_real
 from boxcov.predict.head.weight_stacks import TOLERANCE
 
 
@@ -34,9 +34,12 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         check_choice("precision", self.precision, Precision)
+        check_real("tolerance", self.tolerance)
+        check_flag("cuda_graphs", self.cuda_graphs)
         if not 1e-6 <= self.tolerance <= 0.1:
             raise BoxcovError(f"tolerance must lie between 1e-6 and 0.1, got {self.tolerance!r}")
-        if self.verify != "always" and (not isinstance(self.verify, int) or self.verify < 1):
+        is_count = isinstance(self.verify, int) and not isinstance(self.verify, bool)
+        if self.verify != "always" and not (is_count and self.verify >= 1):
             raise BoxcovError(
                 f"verify must be 'always' or a number of calls of at least 1, got {self.verify!r}"
             )

@@ -115,7 +115,7 @@ def _percent(share: float) -> str:
 
 def format_rate(value: float) -> str:
     """Return two decimals, or fewer digits for large values."""
-    return f"{value:.2f}" if abs(value) < 100 else format_value(value)
+    return f"{round(value, 2) + 0.0:.2f}" if abs(value) < 100 else format_value(value)
 
 
 def _html_row(row: Sequence[Cell], is_quiet: bool) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from io import BytesIO
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +62,12 @@ def check_pixels(width: int, height: int, where: str = "") -> None:
 
 
 def to_pixels(image: Any) -> Any:
-    """Return an input image as bytes (h, w, 3): red, green, blue; None if it is normalised.
+    """Return an input image as bytes (h, w, 3): red, green, blue; None if it has NaN or infinities.
 
     image: (3, h, w) or (1, 3, h, w), either blue, green, red up to 255, as the frames of boxcov, or
         red, green, blue up to 1, as those of torchvision; grey (1, h, w); or bytes (h, w, 3), as
-        they are.
+        they are. Other values are those of a normalised image, red, green, blue: the least one
+        becomes 0, the largest one 255.
     """
     if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.shape[-1] == 3:
         return image
@@ -76,9 +78,12 @@ def to_pixels(image: Any) -> Any:
     if image.dim() != 3 or len(image) != 3 or not image.numel():
         raise BoxcovError(f"an image has shape (3, h, w), got {tuple(image.shape)}")
     low, high = float(image.min()), float(image.max())
-    if not 0 <= low <= high <= 255 or 1 < high <= 2:  # also NaN
+    if not isfinite(high - low):
         return None
-    rgb = image * 255 if high <= 1 else image.flip(0)
+    if low < 0 or high > 255 or 1 < high <= 2:
+        rgb = (image.double() - low) * (255 / max(high - low, 1e-6))
+    else:
+        rgb = image * 255 if high <= 1 else image.flip(0)
     return rgb.round().byte().permute(1, 2, 0).contiguous().numpy()
 
 

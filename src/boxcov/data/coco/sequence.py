@@ -73,11 +73,22 @@ class Coco(FrameSequence):
         """COCO's id of each image."""
         return [self.annotations.pictures[index].id for index in self.indices]
 
+    @property
+    def names(self) -> list[str]:
+        """The file of each image."""
+        files = (self.annotations.pictures[index].file for index in self.indices)
+        return [str(self.folder / file) for file in files]
+
     def scale(self, item: int) -> float:
         """Return the pixels of the input per pixel of the image, without reading the image."""
         picture = self.annotations.pictures[self.indices[item]]
         size = self.size
         return 1.0 if size is None else min(size / picture.height, size / picture.width)
+
+    def extent(self, item: int) -> tuple[float, float]:
+        """Return the width and height of the image in pixels of the input, without the padding."""
+        picture, scale = self.annotations.pictures[self.indices[item]], self.scale(item)
+        return scale * picture.width, scale * picture.height
 
     def load(self, index: int) -> Frame:
         picture = self.annotations.pictures[index]

@@ -51,6 +51,11 @@ class Kitti(FrameSequence):
         return [self.all_tokens[index] for index in self.indices]
 
     @property
+    def names(self) -> list[str]:
+        """The file of each frame's points."""
+        return [str(self.folder / "velodyne" / f"{token}.bin") for token in self.tokens]
+
+    @property
     def has_labels(self) -> bool:
         return isdir(self.folder / "label_2")
 

@@ -33,6 +33,11 @@ class NuScenes(FrameSequence):
         return [self.table_index.tokens[index] for index in self.indices]
 
     @property
+    def names(self) -> list[str]:
+        """The sample token of each frame."""
+        return self.tokens
+
+    @property
     def has_labels(self) -> bool:
         """False for a version without annotations."""
         return len(self.table_index.annotations.label) > 0
