@@ -354,5 +354,5 @@ def test_a_group_norm_of_channels_last() -> None:
     expected = box_covariance(detector, posterior, inputs)
     for method in (GLM, ExactGLM):
         assert relative(method(detector, posterior)(inputs).covariance, expected) < 1e-9
-    with pytest.raises(BoxcovError, match="cannot differentiate in forward mode .* use ExactGLM"):
+    with pytest.raises(BoxcovError, match=r"cannot differentiate in forward mode .* use ExactGLM"):
         MCGLM(detector, posterior)(inputs)
