@@ -114,7 +114,7 @@ class ExactRouter(TangentRouter):
     def _without_stages(self, point: LinearizationPoint) -> HeadPart:
         """By instance, for a frame in which the stages give other boxes than ``decode()``."""
         part = self._head_by_instance(self.with_trunk(point))  # raises if derived from the stages
-        warn_of_boxes(point)
+        warn_of_boxes(point, self.posterior.fingerprint, "exact")
         return part
 
     def _head_by_instance(self, point: LinearizationPoint) -> HeadPart:

@@ -124,7 +124,7 @@ class MCGLMRouter(TangentRouter):
         if staged is not None and self.stages_check.new_kinds(staged):
             agrees = self._verify_stages(point, staged, boxes)
         if agrees and staged is not None and not self.stages_check.same_boxes(staged, point):
-            warn_of_boxes(point)
+            warn_of_boxes(point, self.posterior.fingerprint, "mcglm")
             agrees = False
         fast = self._verify_fast(point, staged, A) if agrees else None
         rest = "propagated tangents" if self.tangents_check.is_verified else "vmap(jvp)"

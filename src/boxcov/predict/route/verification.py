@@ -9,6 +9,7 @@ from warnings import warn
 import torch
 from torch import Tensor
 
+from boxcov._torch.modules import check_fingerprint
 from boxcov._torch.process_state import allows_tf32
 from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning
@@ -211,8 +212,9 @@ def rounding_tolerance(weights: Iterable[Tensor]) -> float:
     return max(1e-2, 64 * max(torch.finfo(dtype).eps for dtype in dtypes))
 
 
-def warn_of_boxes(point: LinearizationPoint) -> None:
-    """Warn that stages give other boxes than ``decode()``."""
+def warn_of_boxes(point: LinearizationPoint, fingerprint: str, method: str) -> None:
+    """Warn that stages give other boxes than ``decode()``; raise if the weights have changed."""
+    check_fingerprint(fingerprint, point.linearized.detector, method)
     warn_of_route(
         f"{type(point.shadow).__name__}.stages() gives other boxes than decode() in some frames, "
         "which are computed without stages, slower: are its frame, row, column and kind those of "
