@@ -151,7 +151,8 @@ class Detector(nn.Module, ABC):
         The groups ``(index, run)`` together contain every instance once. In ``run`` every layer
         sees g batch items, item i belonging to instance ``index[i]`` alone: the crop that a
         convolutional head sees, a RoI, a query. What the head reads must be part of ``raw``.
-        Used by ``ExactGLM`` and ``MCI``, and compared with ``decode`` on the first boxes.
+        Used by ``ExactGLM`` and ``MCI``. Its gradients are compared with those of ``decode`` on the
+        first boxes, its boxes in every frame.
 
         with_logit: append the score logit to the D numbers of each box (g, D + 1). If the result
         is None then, ``ExactGLM(with_logit=True)`` runs one backward pass per box.

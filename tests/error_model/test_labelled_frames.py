@@ -197,6 +197,24 @@ def test_an_augment_in_place_changes_no_array(small: TinyCenter, monkeypatch) ->
     assert not targets[0]["boxes"].any()
 
 
+def test_arrays_of_numpy_can_be_changed(small: TinyCenter, calibration_frames: list) -> None:
+    inputs, targets = calibration_frames[0]
+    arrays = [{name: np.asarray(value) for name, value in target.items()} for target in targets]
+    expected = list(changed_copies(small, inputs, targets, 0, 3))
+    for (x, objects), (y, others) in zip(changed_copies(small, inputs, arrays, 0, 3), expected):
+        assert torch.equal(x, y)
+        assert torch.equal(objects[0]["boxes"], others[0]["boxes"])
+
+
+def test_what_augment_raises_is_one_line(small: TinyCenter, monkeypatch) -> None:
+    monkeypatch.setattr(
+        TinyCenter, "augment", lambda self, x, t, g: (x, [{"boxes": t[0]["boxes"].flip(0)}])
+    )
+    targets = [{"boxes": np.zeros((2, 5)), "labels": np.zeros(2, int)}]
+    with pytest.raises(BoxcovError, match=r"augment\(\) raises AttributeError: .* as the frames"):
+        next(changed_copies(small, torch.ones(1), targets, 0, 1))
+
+
 def test_copies_without_a_finite_covariance_are_warned_of(
     small: TinyCenter, small_posterior: Posterior, calibration_frames: list, monkeypatch
 ) -> None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
 
+import pytest
+import torch
+from torch import Tensor
+
+from boxcov import BoxcovError, fit
 from boxcov.kfac.losses import most_frames
+from helpers.nets import NetDetector, random_item, two_convolutions
 
 
 def test_frames_are_counted_where_the_inputs_tell() -> None:
@@ -12,3 +18,22 @@ def test_frames_are_counted_where_the_inputs_tell() -> None:
     assert most_frames(images, None) == 4
     assert most_frames([cloud_], [{}]) == 1
     assert most_frames([images, other], None) is None  # parts of one input, or frames
+
+
+@pytest.mark.parametrize(
+    "repeated", [lambda mean: mean.expand(3), lambda mean: torch.stack([mean] * 3)]
+)
+def test_a_mean_repeated_for_each_frame_is_refused(
+    monkeypatch: pytest.MonkeyPatch, repeated: Callable[[Tensor], Tensor]
+) -> None:
+    loss = NetDetector.loss
+    monkeypatch.setattr(
+        NetDetector, "loss", lambda self, raw, targets: repeated(loss(self, raw, targets).mean())
+    )
+    with pytest.raises(BoxcovError, match="the same value for all 3 frames of item 0"):
+        fit(two_convolutions(), [random_item(3)])
+
+
+def test_equal_losses_of_equal_frames_are_right() -> None:
+    inputs, targets = (torch.cat([t, t]) for t in random_item(1))
+    assert fit(two_convolutions(), [(inputs, targets)]).frames == 2

@@ -78,6 +78,20 @@ NUMBERS = [
         "predict/head/test_first_frame.py::test_wrong_stages_of_a_rare_kind_are_refused[MCGLM]",
     ),
     Mutant(
+        "stages are compared in every frame",
+        "predict/route/exact.py",
+        "            if not self.stages_check.same_boxes(staged, point):",
+        "            if False:",
+        "predict/head/test_wrong_later.py::test_the_first_frame_of_a_batch_for_all",
+    ),
+    Mutant(
+        "instances are compared in every frame",
+        "predict/route/instances.py",
+        "if bool((box_errors(z, point.z, point.shadow) <= tolerance).all()):",
+        "if True:",
+        "predict/head/test_wrong_later.py::test_a_wrong_border_is_seen_when_a_box_reaches_it",
+    ),
+    Mutant(
         "a variance is never below 0",
         "predict/predictor.py",
         ".clamp_(min=0)",

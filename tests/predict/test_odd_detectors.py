@@ -333,3 +333,26 @@ def test_a_wrong_selection_is_named(change: Callable[[Selection], Any], message:
     detector.change = change
     with pytest.raises(BoxcovError, match=message):
         ExactGLM(detector, model.posterior)(items[0][0])
+
+
+class ChannelsLast(nn.Module):
+    """torch has no batched backward pass of a group norm of maps with channels last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(2, 4, 3, padding=1), nn.GroupNorm(2, 4)
+        self.last = nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x.contiguous(memory_format=torch.channels_last))
+        return self.last(self.norm(x).relu())
+
+
+def test_a_group_norm_of_channels_last() -> None:
+    detector, inputs = double(ChannelsLast), frames()[0]
+    posterior = posterior_of(detector)
+    expected = box_covariance(detector, posterior, inputs)
+    for method in (GLM, ExactGLM):
+        assert relative(method(detector, posterior)(inputs).covariance, expected) < 1e-9
+    with pytest.raises(BoxcovError, match=r"cannot differentiate in forward mode .* use ExactGLM"):
+        MCGLM(detector, posterior)(inputs)

@@ -43,7 +43,8 @@ class Augmentation:
             plane, scale = self._draw(generator)
             xy = cloud[:, :2] @ plane.to(cloud).T * scale
             clouds.append(torch.cat([xy, cloud[:, 2:3] * scale, cloud[:, 3:]], 1))
-            changed.append({**target, "boxes": _transform_boxes(target["boxes"], plane, scale)})
+            boxes = torch.as_tensor(target["boxes"])  # labels may be numpy's
+            changed.append({**target, "boxes": _transform_boxes(boxes, plane, scale)})
         return clouds, changed
 
     def _draw(self, generator: torch.Generator) -> tuple[Tensor, float]:

@@ -189,7 +189,7 @@ class TinyCenter(Detector):
         inputs = inputs.flip([axis for axis, is_on in ((3, across), (2, down)) if is_on])
         mirrored = []
         for target in targets:
-            x, y, w, l, yaw = target["boxes"].unbind(1)
+            x, y, w, l, yaw = torch.as_tensor(target["boxes"]).unbind(1)  # or numpy's
             x, yaw = (METRES - x, pi - yaw) if across else (x, yaw)
             y, yaw = (METRES - y, -yaw) if down else (y, yaw)
             mirrored.append({**target, "boxes": torch.stack([x, y, w, l, yaw], 1)})

@@ -121,7 +121,15 @@ def makes_copies(detector: Detector) -> bool:
 
 def changed_copy(detector: Detector, inputs: Any, targets: Any, seed: int) -> tuple[Any, Any]:
     """Return inputs and targets that ``augment()`` changed; raise if it returns anything else."""
-    made = detector.augment(inputs, targets, torch.Generator().manual_seed(seed))
+    try:
+        made = detector.augment(inputs, targets, torch.Generator().manual_seed(seed))
+    except (BoxcovError, torch.OutOfMemoryError):
+        raise
+    except (RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise BoxcovError(
+            f"augment() raises {type(error).__name__}: {error}; it gets inputs and targets as the "
+            "frames hold them"
+        ) from error
     if not isinstance(made, (tuple, list)) or len(made) != 2:
         what = f"{len(made)} values" if isinstance(made, (tuple, list)) else type(made).__name__
         raise BoxcovError(f"augment() returns {what}, expected a pair: return inputs, targets")

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from boxcov._torch.modules import fresh, shadow
 from boxcov._torch.process_state import item_seed
@@ -125,6 +126,12 @@ class FrameLosses:
                 f"{counted(most, 'frame')}: return one value per frame, shape (B,), the sum over "
                 "its locations or boxes; a mean over the batch hides the gradients of the frames"
             )
+        if _is_one_for_all(raw, losses):
+            raise BoxcovError(
+                f"loss() returned the same value for all {len(losses)} frames of item {number}, "
+                "and it depends on all of them: return each frame's own loss, shape (B,); a mean "
+                "over the batch hides the gradients of the frames"
+            )
         return losses
 
     def _sample_targets(self, raw: Any, sample_seed: int, number: int) -> Any:
@@ -169,6 +176,17 @@ def _frame_losses(detector: Detector, raw: Any, targets: Any, number: int) -> Te
             "its inputs, or does forward() run under no_grad or a reentrant checkpoint?"
         )
     return losses
+
+
+def _is_one_for_all(raw: Any, losses: Tensor) -> bool:
+    """Return whether the losses (B,) are one value, a mean of the batch, repeated."""
+    B = len(losses)
+    if B < 2 or bool((losses != losses[0]).any()):
+        return False
+    leaves = [t for t in tree_leaves(raw) if isinstance(t, Tensor) and t.requires_grad]
+    batched = [t for t in leaves if t.dim() and len(t) == B]
+    grads = torch.autograd.grad(losses[0], batched, retain_graph=True, allow_unused=True)
+    return any(bool(g[-1].any()) for g in grads if g is not None)  # in the last frame
 
 
 def most_frames(inputs: Any, targets: Any) -> int | None:

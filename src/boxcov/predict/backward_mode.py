@@ -10,7 +10,7 @@ from torch import Tensor
 from boxcov._torch.process_state import at_least_float32
 from boxcov.posterior.kronecker_block import MEMORY
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.linearize import LinearizationPoint
+from boxcov.predict.linearize import LinearizationPoint, batched_gradients
 
 _EVERY = slice(None)  # all fields of z
 
@@ -43,12 +43,7 @@ def _gradients_of(z: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Gradients (c, D, *shape) of numbers z (c, D)."""
     c, D = z.shape
     seeds = torch.eye(c * D, dtype=z.dtype, device=z.device).view(-1, c, D)
-    found = torch.autograd.grad(
-        *(z, list(weights.values()), seeds),
-        retain_graph=True,
-        is_grads_batched=True,
-        allow_unused=True,
-    )
+    found = batched_gradients(z, list(weights.values()), seeds)
     return {
         name: at_least_float32(w.new_zeros(c, D, *w.shape) if g is None else g.unflatten(0, (c, D)))
         for (name, w), g in zip(weights.items(), found)

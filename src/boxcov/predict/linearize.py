@@ -269,8 +269,22 @@ def field_gradients(
     m, D = z.shape
     seeds = torch.eye(D, dtype=z.dtype, device=z.device).unsqueeze(1).expand(D, m, D)
     with torch.enable_grad():
-        return list(
-            torch.autograd.grad(
-                z, at, seeds, is_grads_batched=True, allow_unused=True, retain_graph=True
-            )
-        )
+        return batched_gradients(z, at, seeds)
+
+
+def batched_gradients(
+    z: Tensor, at: Sequence[Tensor] | Sequence[GradientEdge], seeds: Tensor
+) -> list[Tensor | None]:
+    """Gradients (n, *shape) of ``z`` weighted by each of the n seeds, in one backward pass.
+
+    Some operations cannot be batched, such as the backward pass of ``GroupNorm`` for maps with
+    channels last: then one pass per seed.
+    """
+    options = {"allow_unused": True, "retain_graph": True}
+    try:
+        return list(torch.autograd.grad(z, at, seeds, is_grads_batched=True, **options))
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        columns = zip(*(torch.autograd.grad(z, at, seed, **options) for seed in seeds))
+    return [None if column[0] is None else torch.stack(column) for column in columns]

@@ -208,7 +208,7 @@ def _by_stages(head: HeadWeights, m: int, device: torch.device) -> Covariance:
         with side.beside():
             group = group_in_blocks(staged.kind, head)
         rows, plan = plan_own_cells(staged, head, group, windows)
-        (found,) = head_covariance(head, plan, rows, staged, side=side)
+        found, _ = head_covariance(head, plan, rows, staged, side=side)
         return sample_covariance(found) if head.has_directions else found
 
     return covariance

@@ -207,6 +207,17 @@ def test_points_that_are_no_numbers_are_nowhere():
     assert len(voxelise([points], VoxelGrid((0, 0, 0, 1, 1, 1), (1, 1, 1), (1, 1, 1))).points) == 1
 
 
+@pytest.mark.parametrize("column", [3, 4])
+def test_a_column_without_numbers_is_warned_of(column: int) -> None:
+    grid = VoxelGrid((0, 0, 0, 1, 1, 1), (1, 1, 1), (1, 1, 1))
+    points = torch.full((6, 5), 0.5)
+    points[:, column] = torch.nan
+    with pytest.warns(boxcov.BoxcovWarning, match="every point .* NaN or infinite intensity or"):
+        assert not len(voxelise([points], grid).points)
+    points[:, 0] = 7.0  # out of range
+    assert not len(voxelise([points], grid).points)
+
+
 # the sparse encoder against dense convolutions
 
 

@@ -29,7 +29,7 @@ def test_kernels_at_the_border(stem: list[int], branches: list[int], size: tuple
         found = engine.run(point)
         assert found is not None
         staged = point.shadow.stages(point.raw, point.selection)
-        (padded,) = engine._on_gpu(engine.weights, staged, None)  # its plan, on a CPU
+        padded, _ = engine._on_gpu(engine.weights, staged, None)  # its plan, on a CPU
     expected = boxcov.GLM(detector, posterior)(inputs).covariance
     assert relative(found.head, expected) < 1e-4
     assert relative(padded, expected) < 1e-4

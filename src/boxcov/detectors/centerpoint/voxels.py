@@ -54,6 +54,13 @@ def voxelise(clouds: Sequence[Tensor], grid: VoxelGrid) -> Cells:
     points, frame = concatenate(clouds, grid.shuffled)
     number, inside = _cell_numbers(points, frame, grid)
     order = inside.nonzero()[:, 0]
+    if not len(order) and bool(_cell_numbers(points[:, :3], frame, grid)[1].any()):
+        warnings.warn(
+            "every point within the range has a NaN or infinite intensity or age, so that no box "
+            "can be found: fill that column as in training, for example with 0",
+            BoxcovWarning,
+            stacklevel=2,
+        )
     numbers, sorting = number[order].sort(stable=True)  # points of a cell keep their order
     order = order[sorting]
     numbers, cell, counts = torch.unique_consecutive(

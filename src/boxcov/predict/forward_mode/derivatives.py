@@ -52,17 +52,17 @@ def directional_derivatives(point: LinearizationPoint, etas: Weights) -> Tensor:
     try:
         at = tuple(theta[name] for name in etas)
         (u,) = vmap_jvp(z, at, tuple(scaled.values()), size)
-    except NotImplementedError as error:
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:  # the plain pass has run, so forward mode is the cause
+        if "data pointer" in str(error):
+            raise ForwardModeError(
+                "forward() or decode() hands a tensor to numpy, PIL or cv2, which torch cannot "
+                "differentiate: prepare the inputs before forward(), where the frames are loaded"
+            ) from None
         raise ForwardModeError(
             "this detector uses an operation that torch cannot differentiate in forward mode "
             f"({str(error).splitlines()[0]}): use ExactGLM, or derivative='fd', or replace it"
-        ) from None
-    except RuntimeError as error:
-        if "data pointer" not in str(error):
-            raise
-        raise ForwardModeError(
-            "forward() or decode() hands a tensor to numpy, PIL or cv2, which torch cannot "
-            "differentiate: prepare the inputs before forward(), where the frames are loaded"
         ) from None
     return at_least_float32(u).movedim(0, 2) * scale
 

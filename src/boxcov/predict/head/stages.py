@@ -43,6 +43,7 @@ class StagedResult:
     """What the stages give for the boxes of a frame."""
 
     head: Tensor  # of the head's layers: covariance (m, D, D), or derivatives (m, D, k)
+    boxes: Tensor  # (m, D) by the stages
     derivatives_below: Tensor | None  # (m, D, k) below the head, if the features have tangents
     kind: Tensor  # (m,)
     n_kinds: int
@@ -104,11 +105,11 @@ class StagedHead:
         found = own.stored(staged.features) if own is not None and own.ends else None
         compute = self._on_cpu if staged.features.device.type == "cpu" else self._on_gpu
         with matrix_precision(self.options.precision):
-            head, *rest = compute(self.weights, staged, None if found is None else found.t)
+            head, boxes, *rest = compute(self.weights, staged, None if found is None else found.t)
         below = rest[0] if rest else None
         if below is not None and found is not None and found.scale is not None:
             below = below * found.scale
-        return StagedResult(head, below, staged.kind, self.weights.n_kinds, self._layers)
+        return StagedResult(head, boxes, below, staged.kind, self.weights.n_kinds, self._layers)
 
     def _on_cpu(self, head: HeadWeights, staged: HeadStages, tangents: Tensor | None) -> Many:
         """On a CPU boxes that see the same cells share them, and kinds follow one another."""
@@ -178,12 +179,14 @@ def head_covariance(
     tangents: Tensor | None = None,
     side: SideStream = AT_ONCE,
 ) -> Many:
-    """Covariance (m, D, D) of the boxes by the head; with directions, derivatives (m, D, k).
+    """Covariance (m, D, D) of the boxes by the head, and the boxes (m, D) by the head.
+
+    With directions, derivatives (m, D, k) in place of the covariance.
 
     rows: features (P + 1, C) of the cells that the boxes depend on, from the function that made
         ``plan``.
     tangents: (k, batch, C, height, width) of the feature map, if it depends on posterior weights; a
-        second result is then the derivatives (m, D, k) along them.
+        third result is then the derivatives (m, D, k) along them.
     side: where ``plan.groups`` are made. What the longest chain does not wait for runs there, too:
         the Gram matrices of the stem with the largest product, and the Jacobian.
     """
@@ -196,7 +199,7 @@ def head_covariance(
         products = [products_of_inputs(done, plan) for done in stem]
     branches = run_branches(head, plan, rows)
     with side.beside():
-        J = _decoding_jacobian(staged, branches.outputs)
+        boxes, J = _decode(staged, branches.outputs)
     total, d = differentiate_branches(head, plan, branches)
     side.join()
     for done, of_stage in zip(reversed(stem), reversed(products)):
@@ -209,15 +212,15 @@ def head_covariance(
     J = J.to(total.dtype)
     of_boxes = J @ total if head.has_directions else J @ total @ J.transpose(1, 2)
     if tangents is None:
-        return (of_boxes,)
-    return of_boxes, J @ derivatives_below(head.stem[0], plan, d, tangents)
+        return of_boxes, boxes
+    return of_boxes, boxes, J @ derivatives_below(head.stem[0], plan, d, tangents)
 
 
-def _decoding_jacobian(staged: HeadStages, outputs: Tensor) -> Tensor:
-    """Step 3: the Jacobian (m, D, R) of the boxes in the raw outputs (m, R)."""
+def _decode(staged: HeadStages, outputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Step 3: the boxes (m, D) and their Jacobian (m, D, R) in the raw outputs (m, R)."""
     with torch.enable_grad():
         outputs = outputs.detach().requires_grad_()
         boxes = staged.decode(outputs, staged.row, staged.column)
     (J,) = field_gradients(boxes, [outputs])  # (D, m, R)
     assert J is not None
-    return J.transpose(0, 1)
+    return boxes.detach(), J.transpose(0, 1)

@@ -18,7 +18,9 @@ engine                      verified against
 Autograd and vmap(jvp) work for any detector; they are the oracles and need no verification. An
 engine starts UNVERIFIED. It becomes VERIFIED when it agrees with its oracle. Its result is used for
 that frame and all later ones, so a frame gives the same result whether it comes first or later. A
-new kind of box (another task or level) is verified when it first appears.
+new kind of box (another task or level) is verified when it first appears. In every frame, the boxes
+of stages (on a CPU) and instances are compared with the plain ones: those that differ are an error,
+or, where the instances are right and stages alone are wrong, computed without stages.
 
 With ``precision="tf32"`` tangents are in float16 (``forward_mode/storage.py``). If they contradict
 their oracle, which is then in float32, or a covariance is not finite, one warning is given, and

@@ -20,7 +20,7 @@ from boxcov.predict.instances import InstanceEngine, instance_groups, leaves_rea
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
 from boxcov.predict.route.base import TangentRouter
 from boxcov.predict.route.instances import InstancesCheck
-from boxcov.predict.route.verification import warn_of_route
+from boxcov.predict.route.verification import warn_of_boxes, warn_of_route
 
 _LOGIT = slice(-1, None)  # the last field of z
 
@@ -81,6 +81,8 @@ class ExactRouter(TangentRouter):
         """By stages where they are verified for all boxes, else by instance or not at all."""
         staged = self.staged_head.run(point)
         if staged is not None and not self.stages_check.new_kinds(staged):
+            if not self.stages_check.same_boxes(staged, point):
+                return self._without_stages(point)
             return HeadPart(staged.head, self._layers_below, staged.derivatives_below)
         point = self.with_trunk(point)
         part = self._verify_stages(point, staged) if staged else self._head_by_instance(point)
@@ -103,9 +105,17 @@ class ExactRouter(TangentRouter):
         )
         if self.stages_check.is_verified:  # at least for some kinds of boxes
             self._layers_below, self._etas_below = part.layers_below, self._etas(part.layers_below)
+        if agrees and not self.stages_check.same_boxes(staged, point):
+            return self._without_stages(point)
         if agrees:
             return HeadPart(staged.head, part.layers_below)
         return part if some is None else self._head_by_instance(point)
+
+    def _without_stages(self, point: LinearizationPoint) -> HeadPart:
+        """By instance, for a frame in which the stages give other boxes than ``decode()``."""
+        part = self._head_by_instance(self.with_trunk(point))  # raises if derived from the stages
+        warn_of_boxes(point, self.posterior.fingerprint, "exact")
+        return part
 
     def _head_by_instance(self, point: LinearizationPoint) -> HeadPart:
         """The part of the layers that instances() runs; of no layer if it cannot be used."""
@@ -116,14 +126,15 @@ class ExactRouter(TangentRouter):
         groups = instance_groups(watched)
         if groups is None:
             return no_head
-        direct, read = set[str](), set[int]()
+        direct, read, z = set[str](), set[int](), torch.zeros_like(point.z)
         for group in groups:
             run = self.instances.run(*group)
             check.verify_items(run, point)
             total[run.index] = self.instances.covariance(run)
             direct |= run.uses.keys()
             read |= leaves_read(run.z)
-        is_verified = check.verify(watched, direct)
+            z[run.index] = run.z.detach().to(z.dtype)
+        is_verified = check.verify(watched, direct, z)
         upstream = check.upstream(watched, read)
         if upstream & direct:  # a weight used in instances() and before it
             return no_head

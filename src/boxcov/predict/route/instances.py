@@ -19,10 +19,11 @@ from boxcov.predict.instances import (
     method_name,
     with_leaves,
 )
-from boxcov.predict.linearize import LinearizationPoint, OnCall, short_way
+from boxcov.predict.linearize import LinearizationPoint, OnCall
 from boxcov.predict.route.verification import (
     Verdict,
     Verification,
+    box_errors,
     judge_weights,
     rounding_tolerance,
 )
@@ -40,13 +41,20 @@ class InstancesCheck(Verification):
         self._upstream: dict[bool, list[set[str]]] = {}
         self._items = Verification()
 
-    def verify(self, point: LinearizationPoint, weights: set[str]) -> bool:
-        """Compare, unless that is done; False if the frame has too few boxes to decide."""
+    def verify(self, point: LinearizationPoint, weights: set[str], z: Tensor) -> bool:
+        """Compare, unless that is done; False if the frame has too few boxes to decide.
+
+        z: (m, D) by instance. If it is not that of the plain pass, all is compared again, because
+            ``instances()`` may be right for the boxes that it was verified on alone: those of
+            single frames, or those away from the border.
+        """
         has_logits = point.logits is not None
         subjects = {(has_logits, name) for name in weights}
         known = self._upstream.get(has_logits, [])
         if self.covers(subjects) and len(known) == len(float_leaves(point.raw)):
-            return True
+            tolerance = rounding_tolerance(point.linearized.weights.values())
+            if bool((box_errors(z, point.z, point.shadow) <= tolerance).all()):
+                return True
         if self._compare(point) is not Verdict.AGREES:
             return False
         self.accept(subjects)
@@ -71,6 +79,8 @@ class InstancesCheck(Verification):
         another precision.
         """
         linearized = point.linearized
+        if not point.has_trunk:
+            linearized.recorded(point.inputs)
         with torch.enable_grad():
             theta = linearized.variables()
             on_call = linearized.substitute(theta)
@@ -129,8 +139,7 @@ def _by_instance(
 
 def _check_numbers(point: LinearizationPoint, z: Tensor, decoded: Tensor, tolerance: float) -> None:
     """Raise unless the numbers (m, D) by instance are those by ``decode()``."""
-    delta = short_way(z - decoded, point.shadow).abs()
-    errors = (delta / (1 + decoded.abs())).amax(1)
+    errors = box_errors(z, decoded, point.shadow)
     if not bool((errors <= tolerance).all()):  # values have no kinks: every box must agree
         row = int(errors.argmax())
         raise BoxcovError(

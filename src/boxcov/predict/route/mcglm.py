@@ -23,6 +23,7 @@ from boxcov.predict.forward_mode.tangents import Tangents
 from boxcov.predict.head.stages import StagedResult
 from boxcov.predict.linearize import LinearizationPoint, LinearizedDetector
 from boxcov.predict.route.base import Router, TangentRouter
+from boxcov.predict.route.verification import warn_of_boxes
 
 
 class FiniteDifferenceRouter(Router):
@@ -78,7 +79,8 @@ class MCGLMRouter(TangentRouter):
         staged, fast = self._run_stages(point), None
         has_new = staged is not None and self.stages_check.new_kinds(staged)
         own = point.tangents
-        if not has_new and (own is None or self.tangents_check.covers({own.ends})):
+        is_same = staged is None or self.stages_check.same_boxes(staged, point)
+        if not has_new and is_same and (own is None or self.tangents_check.covers({own.ends})):
             fast = self._fast(point, staged)
         return self._verify(point, staged) if fast is None else fast
 
@@ -121,6 +123,9 @@ class MCGLMRouter(TangentRouter):
         agrees = True
         if staged is not None and self.stages_check.new_kinds(staged):
             agrees = self._verify_stages(point, staged, boxes)
+        if agrees and staged is not None and not self.stages_check.same_boxes(staged, point):
+            warn_of_boxes(point, self.posterior.fingerprint, "mcglm")
+            agrees = False
         fast = self._verify_fast(point, staged, A) if agrees else None
         rest = "propagated tangents" if self.tangents_check.is_verified else "vmap(jvp)"
         if self.stages_check.is_verified:

@@ -30,10 +30,14 @@ class MCIRouter(Router):
         with torch.inference_mode(False), torch.enable_grad():
             groups = instance_groups(watched)
             # in every frame: boxes of another level may read other raw outputs
-            read = {leaf for _, run in groups or [] for leaf in leaves_read(run())}
+            read, z = set[int](), torch.zeros_like(point.z)
+            for index, run in groups or []:
+                own = run()
+                read |= leaves_read(own)
+                z[index] = own.detach().to(z.dtype)
         if groups is None:
             check.refuse()
-        elif not check.is_verified and not check.verify(watched, set()):
+        elif not check.verify(watched, set(), z):
             return None
         elif check.upstream(watched, read):
             check.refuse()

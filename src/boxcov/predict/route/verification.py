@@ -9,9 +9,12 @@ from warnings import warn
 import torch
 from torch import Tensor
 
+from boxcov._torch.modules import check_fingerprint
 from boxcov._torch.process_state import allows_tf32
+from boxcov.detector import Detector
 from boxcov.errors import BoxcovError, BoxcovWarning
 from boxcov.predict.head.stages import StagedResult
+from boxcov.predict.linearize import LinearizationPoint, short_way
 
 BOX_TOLERANCE = 3e-2  # relative difference of a box's derivatives that a kink may cause in float32
 _ENOUGH_BOXES = 8
@@ -70,6 +73,18 @@ class StagesCheck(Verification):
             return []
         present = staged.kind.unique().tolist()
         return [kind for kind in present if (staged.layers, kind) not in self.subjects]
+
+    def same_boxes(self, staged: StagedResult, point: LinearizationPoint) -> bool:
+        """Whether the stages give the boxes of the plain pass.
+
+        Compared in every frame, because stages may be right for the boxes that they were verified
+        on alone: those of single frames, or those away from the border. Not on a GPU, where it
+        would be one more synchronisation.
+        """
+        if staged.boxes.is_cuda:
+            return True
+        tolerance = rounding_tolerance(point.linearized.weights.values())
+        return bool((box_errors(staged.boxes, point.boxes, point.shadow) <= tolerance).all())
 
     def rows_to_compare(self, staged: StagedResult) -> Tensor:
         """The boxes (n,) on which new kinds are verified: up to 128, spread over these kinds."""
@@ -135,6 +150,15 @@ class TangentsCheck(Verification):
         return verdict is Verdict.AGREES
 
 
+def box_errors(z: Tensor, decoded: Tensor, detector: Detector) -> Tensor:
+    """Largest difference (m,) of the numbers (m, D) of each box, relative to one plus their size.
+
+    Infinite numbers of ``decode()`` are left to the check of the result.
+    """
+    delta = short_way(z.detach() - decoded.detach(), detector).abs()
+    return (delta / (1 + decoded.abs())).where(decoded.isfinite(), 0.0).amax(1)
+
+
 def relative_errors(fast: Tensor, slow: Tensor) -> Tensor:
     """Relative difference (m,) of each box's numbers (m, ...)."""
     scale = slow.flatten(1).norm(dim=1).clamp(min=1e-30)
@@ -186,6 +210,16 @@ def rounding_tolerance(weights: Iterable[Tensor]) -> float:
         for w in weights
     }
     return max(1e-2, 64 * max(torch.finfo(dtype).eps for dtype in dtypes))
+
+
+def warn_of_boxes(point: LinearizationPoint, fingerprint: str, method: str) -> None:
+    """Warn that stages give other boxes than ``decode()``; raise if the weights have changed."""
+    check_fingerprint(fingerprint, point.linearized.detector, method)
+    warn_of_route(
+        f"{type(point.shadow).__name__}.stages() gives other boxes than decode() in some frames, "
+        "which are computed without stages, slower: are its frame, row, column and kind those of "
+        "the selection?"
+    )
 
 
 def warn_of_route(message: str) -> None:
