@@ -214,11 +214,12 @@ class SelectiveCenter(TinyCenter):
         super().__init__(threshold=threshold, most=most)
         self.limit, self.array = torch.tensor(0.0), np.zeros(1)
         self.by_name, self.nested, self.ignored = {"all": self.limit}, [[0.0, self.limit]], set()
-        self.rule = lambda scores: scores >= 0
+        self.rule, self.plain = lambda scores: scores >= 0, {"all": [0.0] * 1000}
 
     def select(self, raw):
         found = super().select(raw)
         limits = (self.limit, float(self.array[0]), self.by_name["all"], max(self.nested[0]))
+        limits = (*limits, max(self.plain["all"]))
         kept = self.rule(found.scores) & (found.scores >= max(limits))
         kept &= torch.tensor([label not in self.ignored for label in found.labels.tolist()])
         where = tuple(index[kept] for index in found.where)
@@ -230,6 +231,7 @@ ATTRIBUTES: dict[str, Callable[[SelectiveCenter, float], object]] = {
     "array": lambda own, limit: setattr(own, "array", np.full(1, limit)),
     "in a dict": lambda own, limit: own.by_name.update(all=torch.tensor(limit)),
     "in a list": lambda own, limit: own.nested[0].append(limit),
+    "in a list of numbers": lambda own, limit: own.plain["all"].append(limit),
     "in a set": lambda own, limit: own.ignored.add(0),
     "function": lambda own, limit: setattr(own, "rule", lambda scores: scores >= limit),
     "method": lambda own, limit: setattr(own, "select", MethodType(first, own)),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import fields, is_dataclass
+from operator import is_
 from typing import Any
 
 import torch
@@ -41,7 +43,7 @@ class ModuleSnapshot:
             if not scripted:
                 members = (each._modules, each._forward_hooks, each._forward_pre_hooks)
                 self._members += [(owner, list(owner.values())) for owner in members]
-                # what torch's own modules are set to belongs to the weights
+                # torch's own modules have many, which nobody changes: a tenth of a millisecond
                 if not type(each).__module__.startswith("torch.nn."):
                     self._attributes.append(_Attributes(each, copy))
 
@@ -63,14 +65,18 @@ class _Attributes:
         self._own, self._twin = vars(module), {} if twin is None else vars(twin)
         self._before, self._twin_before = _leaves(self._own), _leaves(self._twin)
         own = {name: value for name, value in self._own.items() if name not in _MODULE_STATE}
-        self._size, self._items = len(self._own), list(own.items())
-        self._can_change_inside = any(map(_is_mutable, own.values()))
+        self._size, self._names, self._values = len(self._own), list(own), list(own.values())
+        mutable = list(filter(_is_mutable, self._values))
+        self._plain = list(filter(_is_plain, mutable))
+        self._plain_before = deepcopy(self._plain)
+        self._has_other_containers = len(self._plain) < len(mutable)
 
     def have_changed(self) -> bool:
         """Whether something changed where no pass of the shadow writes."""
         own = self._own
-        is_same = len(own) == self._size and all(own.get(n) is value for n, value in self._items)
-        if is_same and not self._can_change_inside:  # the fast way, for hundreds of modules
+        is_same = len(own) == self._size and all(map(is_, map(own.get, self._names), self._values))
+        is_same = is_same and self._plain == self._plain_before
+        if is_same and not self._has_other_containers:  # the fast way, for hundreds of modules
             return False
         changed = _differences(own, self._before)
         return bool(changed) and not changed <= _differences(self._twin, self._twin_before)
@@ -116,6 +122,15 @@ def _is_mutable(value: Any) -> bool:
     if isinstance(value, tuple):
         return any(map(_is_mutable, value))
     return isinstance(value, (dict, list, set)) or _leaves(value).keys() != {()}
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value consists of lists, dicts, numbers and texts alone."""
+    if isinstance(value, (list, tuple, set)):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def _equals(now: Any, before: Any) -> bool:
