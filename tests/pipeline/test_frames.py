@@ -107,6 +107,12 @@ def test_parts_of_a_split_with_common_frames(split: str, count: int, shares: boo
         assert not shares_frames(odd, 40, source, count)
 
 
+def test_simulated_frames_of_0_1_are_clear_ones() -> None:
+    meta = {"source": {"data": "simulated", "split": "test", "count": 3, "seed": 0, "sweeps": 10}}
+    source = source_of_detections(Path("boxes"), meta, PredictedData())
+    assert source == DataOptions("simulated:clear", "test", 3)
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [

@@ -157,6 +157,8 @@ def source_of_detections(path: Path, meta: Mapping[str, Any], given: PredictedDa
                 f"{data}@640 for images letterboxed to 640 pixels, or {data}@whole"
             )
         return DataOptions(data, given.split or default_split(data, "predict"), given.count)
+    if stored.get("data") == "simulated":  # the name in files of boxcov 0.1
+        stored = {**stored, "data": "simulated:clear"}
     source: DataOptions = conform(stored, DataOptions, f"{path}: meta.source")
     if given.split not in (None, source.split) or given.count not in (None, source.count):
         raise BoxcovError(
