@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from boxcov.kfac.fit import fit as fit
     from boxcov.monitor import Monitor as Monitor
     from boxcov.posterior.posterior import Posterior as Posterior
-    from boxcov.predict.deployment import CompiledModel as CompiledModel
-    from boxcov.predict.deployment import compile as compile
+    from boxcov.predict.compile import CompiledModel as CompiledModel
+    from boxcov.predict.compile import compile as compile
     from boxcov.predict.engine_options import EngineOptions as EngineOptions
     from boxcov.predict.exact import ExactGLM as ExactGLM
     from boxcov.predict.glm import GLM as GLM
@@ -49,7 +49,7 @@ _MODULES = {
     "kfac.fit": "FitOptions fit",
     "monitor": "Monitor",
     "posterior.posterior": "Posterior",
-    "predict.deployment": "CompiledModel compile",
+    "predict.compile": "CompiledModel compile",
     "predict.engine_options": "EngineOptions",
     "predict.exact": "ExactGLM",
     "predict.glm": "GLM",

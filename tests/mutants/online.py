@@ -49,7 +49,7 @@ ONLINE = [
     ),
     Mutant(
         "a compiled frame does not wait",
-        "predict/deployment.py",
+        "predict/compile.py",
         "is_finite = given[0].isfinite().all()",
         "is_finite = torch.tensor(bool(given[0].isfinite().all()))",
         "predict/test_no_synchronisation.py::test_batches[ExactGLM-pillar]",

@@ -25,7 +25,7 @@ from boxcov.pipeline.options import BenchCommand, DataOptions
 from boxcov.pipeline.source import default_split
 from boxcov.pipeline.stages import format_stages, measure_stages
 from boxcov.posterior.posterior import Posterior
-from boxcov.predict.deployment import CompiledModel
+from boxcov.predict.compile import CompiledModel
 from boxcov.predict.engine_options import EngineOptions
 from boxcov.predict.forward_mode.derivatives import sample_covariance
 from boxcov.static_selection import StaticLimits

@@ -21,8 +21,8 @@ from boxcov.detectors.centerpoint import CenterPoint
 from boxcov.detectors.centerpoint.fused_network import FusedCenterPoint
 from boxcov.detectors.centerpoint.selection import rank_candidates, static_suppressions
 from boxcov.posterior.posterior import Posterior
+from boxcov.predict.compile import CompiledModel
 from boxcov.predict.cuda.static_graph import Graphs
-from boxcov.predict.deployment import CompiledModel
 from boxcov.predict.engine_options import EngineOptions
 from boxcov.predict.exact import ExactGLM
 from boxcov.predict.predictor import add_signals, detector_signals
