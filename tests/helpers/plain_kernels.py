@@ -61,7 +61,7 @@ def _convolve_back(
     own = d.flatten(1, 2).index_select(1, output_index)  # (G, R, n, T, n_out)
     taps = own.flatten(2, 3) @ W.index_select(1, output_index // d.shape[2]).mT
     taps = taps.view(*own.shape[:3], side, side, k * k, -1)
-    found = fold_gradients(taps, as_product=False).transpose(0, 1).flatten(1, 2)
+    found = fold_gradients(taps).transpose(0, 1).flatten(1, 2)
     # rows of boxes that are no members are not written
     out = found.new_full((len(found), m + 1, *found.shape[2:]), NAN)
     return out.index_copy(1, members.flatten(), found)[:, :m]

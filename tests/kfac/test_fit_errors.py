@@ -39,7 +39,7 @@ def test_bad_options(options: dict, message: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"options": {"ekfac": True}}, "options must be a FitOptions, got a dict"),
+        ({"options": {"ekfac": True}}, "options must be a FitOptions, got {.*}: see boxcov"),
         ({"fisher": "true"}, "fisher must be one of empirical, mc, identity, got 'true'"),
         ({"prior_precision": -1.0}, "prior_precision must lie between .*, got -1.0"),
         (

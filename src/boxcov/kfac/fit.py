@@ -213,8 +213,6 @@ def _check_arguments(
             "Posterior.with_prior sets one per layer afterwards"
         )
     check_choice("fisher", fisher, FisherKind)
-    if not isinstance(options, FitOptions):
-        raise BoxcovError(f"options must be a FitOptions, got a {type(options).__name__}")
     if options.ekfac and isinstance(frames, Iterator):
         raise BoxcovError(
             f"ekfac reads the frames twice, but a {type(frames).__name__} can be read only once: "
