@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -169,8 +170,8 @@ def test_interrupted_drawing_keeps_the_blocks(images, tmp_path: Path, show: str)
 
 
 def test_other_files_are_not_continued_with(images, tmp_path: Path) -> None:
-    word, source = images
-    words = f"predict --source {source} --size 64 --detector {word} {NMS} --out {tmp_path}/d"
+    word, source = images[0], Path(shutil.copytree(images[1], tmp_path / "photos"))
+    words = f"predict --source {source} --detector {word} {NMS} --out {tmp_path}/d"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prediction, "write_detections", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
