@@ -299,9 +299,12 @@ def test_calibrate_has_the_default_that_its_help_states(posterior, tmp_path, mon
     monkeypatch.setattr(posterior_file, "SHIPPED", posterior)
     done = succeed(f"calibrate --out {tmp_path}/c.safetensors {FRAMES}")
     assert done.out.startswith("posterior: small, the calibrated one of centerpoint:small")
-    words = "--detector yolox:n.pth --data coco:root"
-    done = boxcov(f"calibrate {words} --out {tmp_path}/x.safetensors")
-    assert "needs a posterior of yolox:n.pth: run boxcov fit and pass its file" in done.err
+    weights = tmp_path / "n.pth"
+    words = f"calibrate --detector yolox:{weights} --data coco:root --out {tmp_path}/x.safetensors"
+    assert f"{weights}: no such file" in boxcov(words).err
+    weights.touch()
+    error = boxcov(words).err
+    assert f"needs a posterior of yolox:{weights}: run boxcov fit and pass its file" in error
 
 
 def test_stream_without_a_posterior_gives_the_risk(made, tmp_path, monkeypatch) -> None:

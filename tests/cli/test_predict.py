@@ -171,6 +171,7 @@ def test_resume_replaces_no_finished_file_of_another_format(tmp_path, made) -> N
     words = [f"predict --detector {made[0]} --method nms --format csv --out {out}", *TINY]
     succeed(*words, "--resume")
     rows = out.read_bytes()
+    (tmp_path / "d.checkpoint").touch()  # of the output d
     error = refuse(*words, "--seed 7 --resume")
     assert f"{out}: exists: replace it with --force" in error
     assert out.read_bytes() == rows

@@ -102,9 +102,13 @@ def test_disagreement_needs_labels(boxes: Path, tmp_path: Path) -> None:
     out = f"--out {tmp_path / 'f.csv'}"
     error = refuse(f"rank --by disagreement --source {tmp_path} {out}")
     assert "--source has none: give labelled frames with --data" in error
-    error = refuse(f"rank --by disagreement --predictions {boxes} {out}")
-    assert "does not state which frames it was computed on" in error
+    words = f"rank --by disagreement --predictions {boxes} {out}"
+    for data in ("", "--data simulated:clear"):  # the default, which nobody may have given
+        error = refuse(words, *data.split())
+        assert "does not state which frames it was computed on: give --data KIND:WHERE and" in error
     assert not (tmp_path / "f.csv").exists()
+    error = refuse(f"{words} {data} --split test --count 1")  # as the message says
+    assert "simulated:clear: the labels are car, truck" in error  # the boxes have other classes
 
 
 def test_a_split_without_labels_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import torch
 from boxcov import Detections
 from boxcov.data.video import Video
 from boxcov.detectors.yolox import YOLOX, Config
+from boxcov.pipeline import predict as prediction
 from boxcov.pipeline import show as showing
 from boxcov.pipeline import stream as streaming
 from boxcov.pipeline.detectors import load_detector
@@ -141,10 +143,11 @@ def test_labelled_clouds_are_drawn_from_above(clouds, tmp_path: Path) -> None:
     assert Video(tmp_path / "x.gif")[0].shape == (800, 800, 3)
 
 
-def test_interrupted_drawing_keeps_the_blocks(images, tmp_path: Path) -> None:
+@pytest.mark.parametrize("show", ["x.gif", "folder"])
+def test_interrupted_drawing_keeps_the_blocks(images, tmp_path: Path, show: str) -> None:
     options = PredictCommand(
         out=tmp_path / "d.safetensors",
-        show=tmp_path / "x.gif",
+        show=tmp_path / show,
         detector=images[0],
         files=FileOptions(source=str(images[1]), size=64),
         estimator=EstimatorOptions("nms"),
@@ -155,11 +158,28 @@ def test_interrupted_drawing_keeps_the_blocks(images, tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         predict(options, drawing=stop)
+    block = Detections.load(tmp_path / "d.safetensors.parts" / "00000000.safetensors")
+    assert "names" not in block.meta  # every block would repeat those of all frames
     predicted: list[int] = []
     predict(replace(options, resume=True), lambda done, total: predicted.append(done))
     assert predicted == [2]  # the stored block
-    assert len(Video(tmp_path / "x.gif")) == 2
+    drawn = Video(options.show) if show == "x.gif" else list((tmp_path / show).iterdir())
+    assert len(drawn) == 2
+    assert len(Detections.load(options.out).meta["names"]) == 2
     assert not (tmp_path / "d.safetensors.parts").exists()
+
+
+def test_other_files_are_not_continued_with(images, tmp_path: Path) -> None:
+    word, source = images[0], Path(shutil.copytree(images[1], tmp_path / "photos"))
+    words = f"predict --source {source} --detector {word} {NMS} --out {tmp_path}/d"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prediction, "write_detections", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            succeed(words)
+    first, *_ = sorted(source.iterdir())
+    first.rename(source / f"0{first.name}")
+    error = refuse(f"{words} --resume")
+    assert "made with other options (names_sha256 was " in error
 
 
 def test_ctrl_c_keeps_the_video_until_then(images, tmp_path: Path, monkeypatch) -> None:

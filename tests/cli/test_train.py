@@ -34,7 +34,7 @@ def test_training_writes_weights_and_report(tmp_path) -> None:
         "1",
         "--json",
     ]
-    for name in ("json", "checkpoint", "safetensors"):  # as a kill leaves them
+    for name in ("json", "safetensors.checkpoint", "safetensors"):  # as a kill leaves them
         (tmp_path / f".small.{name}.a1b2c3d4").touch()
     done = subprocess.run(
         [sys.executable, "-m", "boxcov", *command], capture_output=True, text=True, check=True

@@ -92,13 +92,11 @@ def refuse_other_settings(
 
 
 def checkpoint_path(out: Path) -> Path:
-    """Return the checkpoint of the fit that writes ``out``; other ranks append their number."""
+    """Return the checkpoint of the fit or training that writes ``out``.
+
+    Other ranks of a fit append their number.
+    """
     return out.parent / f"{out.name}.checkpoint"
-
-
-def training_checkpoint_path(out: Path) -> Path:
-    """Return the checkpoint of the training that writes ``out``."""
-    return out.parent / f"{out.stem}.checkpoint"
 
 
 def blocks_path(out: Path) -> Path:
@@ -108,5 +106,5 @@ def blocks_path(out: Path) -> Path:
 
 def is_unfinished(out: Path) -> bool:
     """Return whether there is something that ``--resume`` continues with."""
-    fits = out.parent.glob(f"{escape(checkpoint_path(out).name)}*")  # all ranks and passes
-    return any(fits) or training_checkpoint_path(out).exists() or blocks_path(out).exists()
+    checkpoints = out.parent.glob(f"{escape(checkpoint_path(out).name)}*")  # all ranks and passes
+    return any(checkpoints) or blocks_path(out).exists()

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
+from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -38,7 +39,7 @@ from boxcov.pipeline.frames import (
 from boxcov.pipeline.options import DataOptions, EstimatorOptions, PredictCommand, RankCommand
 from boxcov.pipeline.options.option import SHIPPED_POSTERIOR
 from boxcov.pipeline.output_format import check_format, write_detections
-from boxcov.pipeline.paths import holds_output
+from boxcov.pipeline.paths import holds_output, is_unfinished
 from boxcov.pipeline.show import check_frames, check_show, pictures
 from boxcov.pipeline.source import (
     default_split,
@@ -71,7 +72,7 @@ def run(
     ``meta`` of the output states the options, the frames and the milliseconds per frame.
     """
     estimator = options.estimator.for_detector(options.detector)
-    check_show(options.show, options.force)
+    check_show(options.show, options.force or (options.resume and is_unfinished(options.out)))
     store = block_store(options.out, block)
     with join_process_group(options.device) as (world, device):
         store.refuse_leftovers(options.resume, world)
@@ -92,7 +93,7 @@ def run(
         meta = model_meta(model, about)
         loaded = load_in_background(frames, options.workers, device, seed)
         compute = partial(_predict_block, model, total=len(frames), progress=progress)
-        store.fill(loaded, meta, compute, world, progress)
+        store.fill(loaded, _block_meta(meta), compute, world, progress)
     if world.rank:
         return {}
     found = read_blocks(store, len(frames))
@@ -111,6 +112,14 @@ def model_meta(model: Predictor, about: Mapping[str, Any]) -> dict[str, Any]:
         settings["error_model"] = model.error_model.summary()
     versions = {"device": model.device.type, "boxcov": __version__, "torch": torch.__version__}
     return json.loads(to_json({**settings, **about, **versions}))
+
+
+def _block_meta(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what each block states: the names of all frames would be repeated in every one."""
+    found = dict(meta)
+    if "names" in found:
+        found["names_sha256"] = sha256(to_json(found.pop("names")).encode()).hexdigest()
+    return found
 
 
 def _summary(found: Detections) -> dict[str, Any]:

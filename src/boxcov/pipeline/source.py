@@ -148,8 +148,8 @@ def source_of_detections(path: Path, meta: Mapping[str, Any], given: PredictedDa
     if not isinstance(stored, Mapping):
         if data is None:
             raise BoxcovError(
-                f"{path}: does not state which frames it was computed on: give --data KIND:WHERE, "
-                "and --split and --count unless they are those of boxcov predict"
+                f"{path}: does not state which frames it was computed on: give --data KIND:WHERE "
+                "and --split NAME, and --count unless it is that of boxcov predict"
             )
         if data.startswith("coco:") and not split_image_size(data)[1]:
             raise BoxcovError(

@@ -19,7 +19,7 @@ from boxcov.evaluate.ground_truth import GroundTruth
 from boxcov.pipeline.detectors import move_to_device
 from boxcov.pipeline.frames import Progress, load_labelled_frames, preload_frames, silent
 from boxcov.pipeline.options import DataOptions, TrainCommand
-from boxcov.pipeline.paths import check_output, holds_output, training_checkpoint_path
+from boxcov.pipeline.paths import check_output, checkpoint_path, holds_output
 from boxcov.pipeline.source import default_split
 
 _REPORTED = ("config", "data", "split", "steps", "batch", "rate", "sweeps", "seed", "start_from")
@@ -36,12 +36,9 @@ def run(
     loading, training: called with the progress of loading the frames and of the training steps.
     """
     report_path = options.out.with_suffix(".json")
-    checkpoint = training_checkpoint_path(options.out)
-    if options.out in (report_path, checkpoint):
-        raise BoxcovError(
-            f"{options.out}: {report_path.name} is the report and {checkpoint.name} the checkpoint "
-            "of the training: give another name"
-        )
+    checkpoint = checkpoint_path(options.out)
+    if options.out == report_path:
+        raise BoxcovError(f"{options.out}: the report has this name: give another one")
     check_output(report_path, options.force or (options.resume and checkpoint.exists()))
     for path in (report_path, checkpoint):
         remove_leftovers(path)

@@ -344,6 +344,7 @@ def test_the_generation_is_decided_by_evidence(meta, name, legacy, tmp_path):
     ("meta", "name"),
     [
         ({}, "x.pth"),
+        ({"mmdet3d_version": None}, "x.pth"),
         ({"mmdet3d_version": "0.16.0"}, "x.pth"),  # trained on the branch that became 1.0, or not
         ({"mmdet3d_version": "0.16.0", "time": "Sun Aug 15 08:58:57 2021"}, "x.pth"),
         ({}, "centerpoint_01voxel_nus_20210815_085857-9ba7f3a5.pth"),
@@ -351,8 +352,9 @@ def test_the_generation_is_decided_by_evidence(meta, name, legacy, tmp_path):
 )
 def test_an_undecided_generation_is_asked_for(meta, name, tmp_path):
     path = saved({**foreign_state("mmdet3d", "voxel01"), "meta": meta}, tmp_path, name)
-    with pytest.raises(boxcov.BoxcovError, match="give legacy=True for before 1"):
+    with pytest.raises(boxcov.BoxcovError, match="give legacy=True for before 1") as caught:
         centerpoint.load(path, "voxel01")
+    assert ("no mmdet3d_version" in str(caught.value)) == (not meta.get("mmdet3d_version"))
     assert centerpoint.load(path, "voxel01", legacy=True).provenance[1].value == "before 1.0"
 
 

@@ -192,7 +192,7 @@ def _generation(
     about: Mapping[str, Any], point_features: int | None, path: Path
 ) -> tuple[bool | None, str]:
     """Return whether the file is of before 1.0, None if that is undecided, and the evidence."""
-    version, date = str(about.get("mmdet3d_version", ""))[:20], _date(about, path)
+    version, date = str(about.get("mmdet3d_version") or "")[:20], _date(about, path)
     numbers = [int(part) for part in re.findall(r"\d+", version)[:2]]
     if "mmengine_version" in about:
         return False, "mmengine_version in the meta data, which only 1.1 and later write"

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from os.path import isfile, splitext
 from pathlib import Path
 from typing import Literal, cast, get_args
 
@@ -201,6 +202,9 @@ def default_posterior(detector: str, user: str) -> Path:
     user: what needs a posterior, for the message.
     """
     if detector != "centerpoint:small":
+        kind, _, where = detector.partition(":")
+        if kind in ("centerpoint", "yolox") and splitext(where)[1] and not isfile(where):
+            raise BoxcovError(f"{where}: no such file")  # comes first: there is nothing to fit
         raise BoxcovError(
             f"{user} needs a posterior of {detector}: run boxcov fit and pass its file as "
             "--posterior FILE"
