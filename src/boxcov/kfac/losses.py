@@ -188,7 +188,7 @@ def _is_one_for_all(raw: Any, losses: Tensor) -> bool:
     outputs = [t for t in tree_leaves(raw) if isinstance(t, Tensor) and t.requires_grad]
     if not outputs:  # loss() may run layers itself
         return False
-    options = {"retain_graph": True, "materialize_grads": True}
+    options: dict[str, Any] = {"retain_graph": True, "materialize_grads": True}
     of_first = torch.autograd.grad(losses[0], outputs, **options)
     of_last = torch.autograd.grad(losses[-1], outputs, **options)
     apart = sum(float((a - b).double().norm()) for a, b in zip(of_first, of_last))
