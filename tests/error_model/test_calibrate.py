@@ -198,6 +198,10 @@ def test_too_few_boxes_are_refused(collected: Any) -> None:
         fit_error_model(found, alone, **ABOUT)
     with pytest.raises(BoxcovError, match=r"\d+ boxes, but records of"):
         fit_error_model(found[first], records, **ABOUT)
+    boxes = found.boxes.clone()
+    boxes[3, 0] = torch.nan
+    with pytest.raises(BoxcovError, match="some boxes are not finite: remove those rows"):
+        fit_error_model(replace(found, boxes=boxes), records, **ABOUT)
 
 
 @pytest.mark.usefixtures("short")

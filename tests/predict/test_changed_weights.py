@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from threading import Lock
 from types import MethodType
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import nn
 
 import boxcov
 from boxcov import GLM, MCGLM, MCI, BoxcovError, ExactGLM, Selection
+from boxcov._torch.modules import shadow
 from boxcov._torch.snapshot import ModuleSnapshot, WeightChecksum
 from boxcov.data import shapes
 from boxcov.detectors.tiny import TinyCenter
@@ -256,6 +258,32 @@ def test_any_attribute_is_followed(kind, tiny, posterior, image) -> None:
     found, plain = model(image), own.detect(image)
     assert 0 < len(plain) < len(before)
     assert torch.equal(found.boxes, plain.boxes)
+
+
+@dataclass
+class Node:
+    """Knows its parent, as trees often do."""
+
+    value: float
+    parent: Node | None = None
+    children: list[Node] = field(default_factory=list)
+
+
+class Named(dict):
+    """Keys can be read as attributes; ``deepcopy`` fails for such a dict."""
+
+    __getattr__ = dict.__getitem__
+
+
+def test_odd_attributes_can_be_compared() -> None:
+    own = TinyCenter()
+    own.tree = Node(1.0)
+    own.tree.children.append(Node(2.0, parent=own.tree))
+    own.named, own.by_module = Named(limit=0.5), {own.head: Lock()}
+    snapshot = ModuleSnapshot(own, shadow(own))
+    assert snapshot.is_unchanged()
+    own.tree.children[0].value = 3.0
+    assert not snapshot.is_unchanged()
 
 
 @dataclass(eq=False)

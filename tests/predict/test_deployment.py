@@ -269,3 +269,28 @@ def test_results_out_of_range_are_refused(lidar: tuple[Any, Any]) -> None:
     fast.function.covariance = lambda point, static: -covariance(point, static)
     with pytest.raises(BoxcovError, match="is not positive semi-definite"):
         fast(inputs)
+
+
+class CachingCenter(TinyCenter):
+    """Keeps what it last computed, as detectors do that reuse anchors."""
+
+    def forward(self, inputs: Any) -> Any:
+        self.last_outputs = super().forward(inputs)
+        return self.last_outputs
+
+    def static_inputs(self, inputs: Any) -> torch.Tensor:
+        self.last_inputs = super().static_inputs(inputs)
+        return self.last_inputs
+
+
+def test_what_a_detector_keeps_of_a_frame_needs_no_new_graph() -> None:
+    detector = CachingCenter().eval()
+    inputs, _ = shapes.frames(count=1)[0]
+    fast = boxcov.compile(detector, inputs)
+    function = fast.function
+    for _ in range(2):
+        assert torch.equal(fast(inputs).boxes, detector.detect(inputs).boxes)
+    assert fast.function is function
+    detector.threshold = 0.9
+    assert torch.equal(fast(inputs).boxes, detector.detect(inputs).boxes)
+    assert fast.function is not function

@@ -356,3 +356,18 @@ def test_a_group_norm_of_channels_last() -> None:
         assert relative(method(detector, posterior)(inputs).covariance, expected) < 1e-9
     with pytest.raises(BoxcovError, match=r"cannot differentiate in forward mode .* use ExactGLM"):
         MCGLM(detector, posterior)(inputs)
+
+
+class Silent(NetDetector):
+    """Raises an error without a text along directions."""
+
+    def decode(self, raw: dict[str, Tensor], selection: Selection) -> Tensor:
+        if torch._C._functorch.maybe_current_level() is not None:
+            raise RuntimeError
+        return super().decode(raw, selection)
+
+
+def test_an_error_of_forward_mode_may_have_no_text() -> None:
+    detector = double(two_layers, Silent)
+    with pytest.raises(BoxcovError, match=r"in forward mode \(RuntimeError\): use ExactGLM"):
+        MCGLM(detector, posterior_of(detector))(frames()[0])

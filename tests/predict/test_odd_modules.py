@@ -154,6 +154,32 @@ class NestedNamedTuple(NestedDataclass):
         self.stages = [Pair(self.conv, self.norm)]
 
 
+class Stage(Pair):
+    """Takes one layer, so it cannot be made of its two fields."""
+
+    def __new__(cls, conv: nn.Conv2d) -> Stage:
+        return super().__new__(cls, conv, nn.BatchNorm2d(conv.out_channels))
+
+
+class NestedOwnTuple(NestedDataclass):
+    def __init__(self) -> None:
+        super().__init__()
+        stage = Stage(self.conv)
+        self.norm, self.stages = stage.norm, [stage]
+
+
+class NestedKeys(Nested):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages = {self.conv: "first", self.norm: "second"}
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.stages[self.conv] == "first"
+        for layer in self.stages:
+            x = layer(x)
+        return self.head(x)
+
+
 class Partial(Nested):
     def __init__(self) -> None:
         super().__init__()
@@ -189,7 +215,7 @@ class CompiledInPlace(Nested):
 @pytest.mark.parametrize(
     "kind",
     [
-        *(Nested, NestedDict, NestedDataclass, NestedNamedTuple),
+        *(Nested, NestedDict, NestedDataclass, NestedNamedTuple, NestedOwnTuple, NestedKeys),
         *(Partial, PartialMethod, Compiled, CompiledInPlace),
     ],
 )

@@ -93,14 +93,20 @@ def _rebind(value: Any, replace: Mapping[int, nn.Parameter], memo: dict[int, Any
     if type(value) in (list, tuple, set):
         return type(value)(_rebind(item, replace, memo) for item in value)
     if type(value) in (dict, OrderedDict):
-        return type(value)((key, _rebind(item, replace, memo)) for key, item in value.items())
+        return type(value)(
+            (_rebind(key, replace, memo), _rebind(item, replace, memo))
+            for key, item in value.items()
+        )
     if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple
-        return type(value)(*(_rebind(item, replace, memo) for item in value))
+        return cast(Any, value)._make(_rebind(item, replace, memo) for item in value)
     if is_dataclass(value) and not isinstance(value, type):
         if id(value) not in memo:  # several modules may hold it
             twin = memo[id(value)] = copy(value)
             for name in (field.name for field in fields(value) if hasattr(value, field.name)):
-                object.__setattr__(twin, name, _rebind(getattr(value, name), replace, memo))
+                own = getattr(value, name)
+                rebound = _rebind(own, replace, memo)
+                if rebound is not own:  # a field may be a property that nothing can set
+                    object.__setattr__(twin, name, rebound)
         return memo[id(value)]
     return value
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from operator import is_
 from typing import Any
@@ -14,6 +13,7 @@ from boxcov._torch.modules import float_tensors
 
 _MODULE_STATE = frozenset(vars(nn.Module()))  # the mode, hooks and what else every module has
 _Leaves = dict[tuple[Any, ...], Any]
+_NONE: frozenset[int] = frozenset()
 
 
 class ModuleSnapshot:
@@ -68,7 +68,7 @@ class _Attributes:
         self._size, self._names, self._values = len(self._own), list(own), list(own.values())
         mutable = list(filter(_is_mutable, self._values))
         self._plain = list(filter(_is_plain, mutable))
-        self._plain_before = deepcopy(self._plain)
+        self._plain_before = _copy(self._plain)
         self._has_other_containers = len(self._plain) < len(mutable)
 
     def have_changed(self) -> bool:
@@ -100,10 +100,15 @@ def _differences(attributes: dict[str, Any], before: _Leaves) -> set[tuple[Any, 
     }
 
 
-def _leaves(value: Any, path: tuple[Any, ...] = ()) -> _Leaves:
-    """What containers and dataclasses hold, by its place; of a module's attributes, its own."""
+def _leaves(value: Any, path: tuple[Any, ...] = (), holders: frozenset[int] = _NONE) -> _Leaves:
+    """What containers and dataclasses hold, by its place; of a module's attributes, its own.
+
+    holders: ids of what holds the value: a node of a tree may know its parent.
+    """
+    if id(value) in holders:
+        return {}
     if isinstance(value, dict):
-        items = [item for item in value.items() if path or item[0] not in _MODULE_STATE]
+        items = [item for item in list(value.items()) if path or item[0] not in _MODULE_STATE]
     elif isinstance(value, (list, tuple)):
         items = list(enumerate(value))
     elif isinstance(value, set):
@@ -114,7 +119,8 @@ def _leaves(value: Any, path: tuple[Any, ...] = ()) -> _Leaves:
         items = [(each.name, getattr(value, each.name, ...)) for each in fields(value)]
     else:
         return {path: value}
-    return {p: leaf for name, v in items for p, leaf in _leaves(v, (*path, name)).items()}
+    holders |= {id(value)}
+    return {p: leaf for name, v in items for p, leaf in _leaves(v, (*path, name), holders).items()}
 
 
 def _is_mutable(value: Any) -> bool:
@@ -129,8 +135,18 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, (list, tuple, set)):
         return all(map(_is_plain, value))
     if isinstance(value, dict):
-        return all(map(_is_plain, value.values()))
+        return all(map(_is_plain, (*value, *value.values())))
     return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _copy(value: Any) -> Any:
+    """A copy of a plain value; ``deepcopy`` fails for dicts whose keys are read as attributes."""
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    for kind in (list, tuple, set):
+        if isinstance(value, kind):
+            return kind(map(_copy, value))
+    return value
 
 
 def _equals(now: Any, before: Any) -> bool:

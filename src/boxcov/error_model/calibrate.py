@@ -150,6 +150,8 @@ def fit_error_model(
     if len(found) != len(records):
         raise BoxcovError(f"{len(found)} boxes, but records of {len(records)}")
     check_pairs(records)
+    if not bool(found.boxes.isfinite().all()):  # z is not among the inputs
+        raise BoxcovError("some boxes are not finite: remove those rows")
     inputs = _choose_inputs(box_inputs(found), options.exclude)
     centre, spread = _standardisation(inputs)
     unit = _units(records)

@@ -179,14 +179,20 @@ def _frame_losses(detector: Detector, raw: Any, targets: Any, number: int) -> Te
 
 
 def _is_one_for_all(raw: Any, losses: Tensor) -> bool:
-    """Return whether the losses (B,) are one value, a mean of the batch, repeated."""
-    B = len(losses)
-    if B < 2 or bool((losses != losses[0]).any()):
+    """Return whether the losses (B,) are one value, a mean of the batch, repeated.
+
+    Then they have the same gradient. That of a frame's own loss is in this frame alone.
+    """
+    if len(losses) < 2 or bool((losses != losses[0]).any()):
         return False
-    leaves = [t for t in tree_leaves(raw) if isinstance(t, Tensor) and t.requires_grad]
-    batched = [t for t in leaves if t.dim() and len(t) == B]
-    grads = torch.autograd.grad(losses[0], batched, retain_graph=True, allow_unused=True)
-    return any(bool(g[-1].any()) for g in grads if g is not None)  # in the last frame
+    outputs = [t for t in tree_leaves(raw) if isinstance(t, Tensor) and t.requires_grad]
+    if not outputs:  # loss() may run layers itself
+        return False
+    options: dict[str, Any] = {"retain_graph": True, "materialize_grads": True}
+    of_first = torch.autograd.grad(losses[0], outputs, **options)
+    of_last = torch.autograd.grad(losses[-1], outputs, **options)
+    apart = sum(float((a - b).double().norm()) for a, b in zip(of_first, of_last))
+    return apart < 0.1 * sum(float(a.double().norm()) for a in of_first)
 
 
 def most_frames(inputs: Any, targets: Any) -> int | None:

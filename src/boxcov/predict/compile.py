@@ -9,7 +9,7 @@ from warnings import warn
 import torch
 from torch import Tensor
 
-from boxcov._torch.modules import check_device, fresh, move, ready
+from boxcov._torch.modules import check_device, fresh, move, ready, shadow
 from boxcov._torch.process_state import ProcessLock
 from boxcov._torch.snapshot import ModuleSnapshot, WeightChecksum
 from boxcov.detections import Detections
@@ -95,10 +95,10 @@ class CompiledModel:
         self._graphs = Graphs(_MAX_GRAPHS) if self.device.type == "cuda" else None
         self._rows: Detections | None = None  # of the last run of the function, for its metadata
         self.network: FusedNetwork | None = None
-        self._snapshot = ModuleSnapshot(self._detector)
         with torch.inference_mode(False), torch.no_grad():
             example = ready(example, self.device)
             given = self._static_inputs(example)
+            self._snapshot = self._watch(example)
             self.function = self._build(given)
             if fused:
                 self._fuse(example)
@@ -173,7 +173,7 @@ class CompiledModel:
 
     def _run(self, given: tuple[Tensor, ...], inputs: Any) -> Detections | None:
         """The detections; None if the frame is beyond the limits. inputs: as they came."""
-        floats, indices, flags = self._replay(given)
+        floats, indices, flags = self._replay(given, inputs)
         is_current = self._check_weights()  # while the device computes
         if is_current is not None:
             flags = torch.cat([flags, is_current.long().unsqueeze(0)])
@@ -188,11 +188,22 @@ class CompiledModel:
             self.model.check(found, torch.tensor(True) if is_current is None else is_current)
         return found
 
-    def _replay(self, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def _watch(self, inputs: Any) -> ModuleSnapshot:
+        """A snapshot of the detector; attributes that a frame writes, such as a cache, may change.
+
+        inputs: of a frame, which a shadow computes to tell these attributes.
+        """
+        twin = shadow(self._detector)
+        snapshot = ModuleSnapshot(self._detector, twin)
+        twin.static_inputs(fresh(inputs))
+        twin.detect(fresh(inputs))
+        return snapshot
+
+    def _replay(self, given: tuple[Tensor, ...], inputs: Any) -> tuple[Tensor, ...]:
         """What ``_compute`` returns, as a CUDA graph where there is one."""
         if self.network is None and not self._snapshot.is_unchanged():
             # the function knows weights by their tensors, and a graph reads their memory
-            self.function, self._snapshot = self._build(given), ModuleSnapshot(self._detector)
+            self.function, self._snapshot = self._build(given), self._watch(inputs)
             self._graphs = None if self._graphs is None else Graphs(_MAX_GRAPHS)
         if self._graphs is None:
             return self._compute(*given)

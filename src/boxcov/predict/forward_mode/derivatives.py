@@ -55,15 +55,18 @@ def directional_derivatives(point: LinearizationPoint, etas: Weights) -> Tensor:
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:  # the plain pass has run, so forward mode is the cause
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise  # this is the cause
         if "data pointer" in str(error):
             raise ForwardModeError(
                 "forward() or decode() hands a tensor to numpy, PIL or cv2, which torch cannot "
                 "differentiate: prepare the inputs before forward(), where the frames are loaded"
             ) from None
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ForwardModeError(
             "this detector uses an operation that torch cannot differentiate in forward mode "
-            f"({str(error).splitlines()[0]}): use ExactGLM, or derivative='fd', or replace it"
-        ) from None
+            f"({reason}): use ExactGLM, or derivative='fd', or replace it"
+        ) from error
     return at_least_float32(u).movedim(0, 2) * scale
 
 
